@@ -1,0 +1,1 @@
+"""draftproof: lossless speculative decoding, with proof."""

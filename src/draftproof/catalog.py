@@ -1,0 +1,203 @@
+"""Names -> factories for models, drafters and rules: plain data. The only place where a method's name is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from draftproof import specs
+from draftproof.engine import Engine
+from draftproof.types import Drafter, InputError, Model, Rule
+from draftproof.verify import BlockRule, CoupledRule, TokenRule, TreeRule
+
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model and its text (None where it has no tokenizer)."""
+
+    model: Model
+    text: Any
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where models run unless their spec says otherwise."""
+
+    device: str = "cpu"
+    dtype: str = "auto"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One name of the catalogue: what it is, its options with their types, and the factory behind it."""
+
+    summary: str
+    options: Mapping[str, Callable[[str], Any]]
+    make: Callable[..., Any]
+
+
+def _hf(argument: str, options: Options, place: Place) -> Loaded:
+    from draftproof.models.hf import load_hf
+    from draftproof.text import Text
+
+    model = load_hf(argument, options.get("device", place.device), options.get("dtype", place.dtype))
+    return Loaded(model, Text.load(argument))
+
+
+def _toy(argument: str, options: Options, place: Place) -> Loaded:
+    from draftproof.models.toy import ToyModel
+    from draftproof.text import letters
+
+    size = options.get("vocab", 16)
+    near = (options["near"], options.get("weight", 0.7)) if "near" in options else None
+    model = ToyModel(int(argument or 0), size, options.get("order", 3), near, options.get("context"))
+    return Loaded(model, letters(size))
+
+
+def _null(argument: str, options: Options, target: Loaded, place: Place) -> Drafter:
+    from draftproof.drafters.null import NullDrafter
+
+    return NullDrafter()
+
+
+def _ngram(argument: str, options: Options, target: Loaded, place: Place) -> Drafter:
+    from draftproof.drafters.ngram import NgramDrafter
+
+    return NgramDrafter(**options)
+
+
+def _model(argument: str, options: Options, target: Loaded, place: Place) -> Drafter:
+    from draftproof.drafters.model import ModelDrafter
+    from draftproof.vocab import compare
+
+    inner = {key: value for key, value in options.items() if key in _place_options()}
+    draft = load_model(argument, Place(inner.get("device", place.device), inner.get("dtype", place.dtype)))
+    allowed = None
+    if target.text is not None and draft.text is not None:
+        pairing = compare(target.text, draft.text)
+        pairing.refuse_if_different()
+        allowed = pairing.allowed
+    return ModelDrafter(draft.model, target.model.vocab_size, _shape(options), allowed)
+
+
+def _early_exit(argument: str, options: Options, target: Loaded, place: Place) -> Drafter:
+    from draftproof.drafters.early_exit import EarlyExitDrafter
+
+    layer = options.get("layer", max(1, target.model.num_layers // 4))
+    return EarlyExitDrafter(target.model, layer, _shape(options))
+
+
+def _shape(options: Options) -> Any:
+    from draftproof.drafters.children import Shape
+
+    widths = options.get("shape", "")
+    scheme = "mixed" if "x" in widths else "drawn"
+    return Shape.of(options.get("gamma", 5), widths, options.get("children", scheme))
+
+
+def _place_options() -> dict[str, Callable[[str], Any]]:
+    return {"device": str, "dtype": str}
+
+
+def _shape_options() -> dict[str, Callable[[str], Any]]:
+    return {"gamma": int, "shape": str, "children": str}
+
+
+def models() -> dict[str, Entry]:
+    """Backends by name; a target is `name:argument,option=value`."""
+    toy = {"vocab": int, "order": int, "near": int, "weight": float, "context": int}
+    return {
+        "hf": Entry("a Hugging Face folder, run by transformers", _place_options(), _hf),
+        "toy": Entry("a random exact table, for tests and audits; the argument is its seed", toy, _toy),
+    }
+
+
+def drafters() -> dict[str, Entry]:
+    """Drafters by name."""
+    shape = _shape_options()
+    return {
+        "null": Entry("proposes nothing: plain decoding", {}, _null),
+        "ngram": Entry(
+            "continues the longest earlier match of the text's end",
+            {"gamma": int, "min": int, "max": int, "width": int},
+            _ngram,
+        ),
+        "model": Entry("a separate draft model: model:hf:PATH", {**shape, **_place_options()}, _model),
+        "early-exit": Entry(
+            "the target's first layers with its own norm and head", {**shape, "layer": int}, _early_exit
+        ),
+    }
+
+
+def rules() -> dict[str, Entry]:
+    """Verification rules by name; `auto` picks among the others (`choose_rule`)."""
+    return {
+        "auto": Entry("block for a drawn chain, tree for a drawn tree, coupled for chosen drafts", {}, choose_rule),
+        "token": Entry(
+            "accept with min(1, p/q), else the residual; on a tree recursive rejection", {}, _always(TokenRule)
+        ),
+        "block": Entry("block verification of a chain: never fewer accepted tokens than token", {}, _block),
+        "tree": Entry("traversal verification with a row per child; on a chain it is block", {}, _always(TreeRule)),
+        "coupled": Entry("shared Gumbel noise: the text of plain decoding with that seed", {}, _always(CoupledRule)),
+    }
+
+
+def choose_rule(drafter: Drafter) -> Rule | CoupledRule:
+    """`auto`: the strongest lossless rule for what the drafter can report."""
+    if not drafter.draws:
+        return CoupledRule()
+    return TreeRule() if drafter.branches else BlockRule()
+
+
+def _always(make: Callable[[], Rule | CoupledRule]) -> Callable[[Drafter], Rule | CoupledRule]:
+    return lambda drafter: make()
+
+
+def _block(drafter: Drafter) -> Rule:
+    if drafter.branches:
+        raise InputError("the block rule verifies chains and this drafter proposes trees: use the rule tree.")
+    return BlockRule()
+
+
+def _entry(kind: str, table: Mapping[str, Entry], name: str) -> Entry:
+    if name not in table:
+        raise InputError(f"there is no {kind} {name!r}; the {kind}s are: {', '.join(table)}.")
+    return table[name]
+
+
+def load_model(spec: str, place: Place = Place()) -> Loaded:
+    """`hf:PATH` or `toy:SEED`, with options. A bare folder is taken as `hf:`."""
+    parsed = specs.parse(spec)
+    if parsed.name not in models() and ("/" in parsed.name or "." in parsed.name):
+        parsed = specs.parse(f"hf:{spec}")
+    entry = _entry("model", models(), parsed.name)
+    loaded: Loaded = entry.make(parsed.argument, specs.convert(parsed, entry.options), place)
+    if "rollback" not in loaded.model.can:
+        raise InputError(f"{spec} cannot roll its cache back, which speculative decoding needs.")
+    return loaded
+
+
+def load_drafter(spec: str, target: Loaded, place: Place = Place()) -> Drafter:
+    """`null`, `ngram:max=3`, `model:hf:PATH,gamma=5`, `early-exit:layer=8`, for this target."""
+    parsed = specs.parse(spec)
+    entry = _entry("drafter", drafters(), parsed.name)
+    drafter: Drafter = entry.make(parsed.argument, specs.convert(parsed, entry.options), target, place)
+    if drafter.branches and "tree" not in target.model.can:
+        raise InputError(f"{target.model.name} cannot score trees: give {spec} no shape or width.")
+    return drafter
+
+
+def load_rule(name: str, drafter: Drafter) -> Rule | CoupledRule:
+    """`auto`, `token`, `block`, `tree` or `coupled`, if it can verify this drafter's proposals."""
+    rule: Rule | CoupledRule = _entry("rule", rules(), name).make(drafter)
+    return rule
+
+
+def load_engine(target: str, drafter: str = "ngram", rule: str = "auto", place: Place = Place()) -> Engine:
+    """All three by name."""
+    loaded = load_model(target, place)
+    drafts = load_drafter(drafter, loaded, place)
+    return Engine(loaded.model, drafts, load_rule(rule, drafts), loaded.text)

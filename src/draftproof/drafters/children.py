@@ -1,0 +1,126 @@
+"""How the children of a node are taken from its draft row. Whatever the scheme, a row reported is the row drawn from.
+
+A drawn token is never withdrawn, and how many children there are is settled before the first is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from draftproof import tree
+from draftproof.types import Ask, InputError, Key, Proposal
+
+Scheme = Literal["drawn", "chosen", "mixed"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Children a node at each depth. Schemes: "drawn" one after the other without replacement, "chosen" the likeliest,
+    "mixed" one drawn child, the eldest, and the likeliest others chosen (algorithms 1.4, chosen + drawn).
+    """
+
+    widths: tuple[int, ...]
+    scheme: Scheme
+
+    @classmethod
+    def of(cls, gamma: int, widths: str, scheme: str) -> Shape:
+        """`widths` such as "3x2x1" names a tree; empty means a chain of gamma tokens."""
+        try:
+            numbers = tuple(int(width) for width in widths.split("x")) if widths else (1,) * gamma
+        except ValueError:
+            numbers = ()
+        if not numbers or min(numbers) < 1 or max(numbers) > 64 or len(numbers) > 1024:
+            raise InputError(f"a draft shape is a gamma of at least 1 or widths such as 3x2x1, not {widths or gamma}.")
+        if scheme not in get_args(Scheme):
+            raise InputError(f"children must be one of {', '.join(get_args(Scheme))}, not {scheme}.")
+        return cls(numbers, scheme)  # type: ignore[arg-type]
+
+    @property
+    def branches(self) -> bool:
+        """True when some node has two children."""
+        return max(self.widths) > 1
+
+
+class Growing:
+    """A proposal under construction, level by level, for one request."""
+
+    def __init__(self, ask: Ask, shape: Shape, device: torch.device) -> None:
+        self.ask, self.shape = ask, shape
+        self.levels = min(ask.depth, len(shape.widths))
+        self.frontier: list[int] = [tree.ROOT]
+        self.proposal = Proposal(torch.empty(0, dtype=torch.int64, device=device), ())
+        self._rows: list[Tensor] = []
+        self._level = 0
+
+    @property
+    def done(self) -> bool:
+        """No further level is wanted."""
+        return self._level >= self.levels
+
+    def grow(self, logits: Tensor) -> None:
+        """Give every node of the frontier its children; logits [len(frontier), V] over the target's vocabulary."""
+        ask, width = self.ask, self.shape.widths[self._level]
+        scores = ask.policy.scores(logits, ask.context, self.proposal, self.frontier)
+        rows = proper(ask.policy.probabilities(scores))
+        parents, tokens = list(self.proposal.parents), [self.proposal.tokens]
+        for node, row, score in zip(self.frontier, rows, scores, strict=True):
+            taken, taken_rows = self._children(row, score, width, len(parents))
+            parents += [node] * len(taken)
+            tokens.append(taken)
+            self._rows += taken_rows
+        self.frontier = list(range(len(self.proposal), len(parents)))
+        self._level += 1
+        probs = torch.stack(self._rows) if self.done and self._rows else None
+        self.proposal = Proposal(torch.cat(tokens), tuple(parents), probs, ask.coupled)
+
+    def _children(self, row: Tensor, score: Tensor, width: int, first: int) -> tuple[Tensor, list[Tensor]]:
+        """(tokens [k], their rows, none where all are chosen); `first` is the id of the first child."""
+        ask, width = self.ask, min(width, len(row))
+        if ask.policy.greedy or (self.shape.scheme == "chosen" and not ask.coupled):
+            return score.topk(width).indices, []
+        if ask.coupled:
+            tokens = ask.source.ranked(row, width, len(ask.context) + self._level)
+            return tokens, [row] * len(tokens)
+        keys = [Key(len(ask.context), "draft", first + i) for i in range(width)]
+        return mixed(row, score, ask, keys) if self.shape.scheme == "mixed" else drawn(row, score, ask, keys)
+
+
+def drawn(row: Tensor, score: Tensor, ask: Ask, keys: Sequence[Key]) -> tuple[Tensor, list[Tensor]]:
+    """One token a key, without replacement; each row is the elder one without its token, renormalised."""
+    tokens: list[Tensor] = []
+    rows: list[Tensor] = []
+    for key in keys:
+        rows.append(row)
+        tokens.append(ask.source.draw(row, key))
+        if len(tokens) < len(keys):
+            row, score = without(row, score, tokens[-1][None])
+    return torch.stack(tokens), rows
+
+
+def mixed(row: Tensor, score: Tensor, ask: Ask, keys: Sequence[Key]) -> tuple[Tensor, list[Tensor]]:
+    """The likeliest k - 1 tokens are chosen; the eldest child is drawn from the rest of the row."""
+    chosen = score.topk(len(keys) - 1).indices
+    eldest, _ = without(row, score, chosen) if len(chosen) else (row, score)
+    token = ask.source.draw(eldest, keys[0])
+    one_hot = torch.nn.functional.one_hot(chosen, len(row)).to(row.dtype)
+    return torch.cat([token[None], chosen]), [eldest, *one_hot]
+
+
+def without(row: Tensor, score: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """The row without these tokens, renormalised; the best of the rest by score where no mass is left."""
+    score = score.index_fill(0, tokens, float("-inf"))
+    left = row.index_fill(0, tokens, 0)
+    mass = left.sum()
+    best = torch.nn.functional.one_hot(score.argmax(), len(row)).to(row.dtype)
+    return torch.where(mass > 0, left / mass, best), score
+
+
+def proper(rows: Tensor) -> Tensor:
+    """Rows without mass (all tokens forbidden, NaN) become uniform: any row may be drawn from if it is the one reported."""
+    usable = rows.sum(-1, keepdim=True) > 0
+    return torch.where(usable, rows, 1 / rows.shape[-1])

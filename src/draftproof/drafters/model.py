@@ -1,0 +1,103 @@
+"""A separate language model drafts, level by level, batched over requests."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftproof.drafters.children import Growing, Shape
+from draftproof.session import Session, prefill
+from draftproof.types import Ask, DraftSession, InputError, Model, Proposal, chain
+
+
+class ModelDrafter:
+    """A draft model over its own cache.
+
+    allowed: draft ids that are the same token in the target, None where all are; others are never proposed, and
+    a vocabulary padded differently is cut or filled. Past the draft's context it sees a window of the text.
+    """
+
+    layers: tuple[int, ...] = ()
+
+    def __init__(self, model: Model, vocab_size: int, shape: Shape, allowed: Sequence[bool] | None = None) -> None:
+        """vocab_size: the target's."""
+        if "rollback" not in model.can or (shape.branches and "tree" not in model.can):
+            raise InputError(
+                f"{model.name} cannot roll back or score trees, so it cannot draft; use a chain or another model."
+            )
+        self.model, self.shape = model, shape
+        self.name, self.gamma = "model", len(shape.widths)
+        self.draws, self.branches = shape.scheme != "chosen", shape.branches
+        self._vocab_size = vocab_size
+        self._bias = _forbidden(model, vocab_size, allowed)
+
+    def start(self, target: Any) -> DraftSession:
+        """A cache in the draft model for one request."""
+        return _ModelSession(self.model)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        """One draft forward a level for all requests together."""
+        growing = [Growing(ask, self.shape, self.model.device) for ask in asks]
+        sessions = [ask.session for ask in asks if isinstance(ask.session, _ModelSession)]
+        contexts = [session.window(ask.context, ask.depth) for session, ask in zip(sessions, asks, strict=True)]
+        prefill(self.model, [session.cached for session in sessions], contexts)
+        nothing = chain([], device=self.model.device)
+        segments = [s.cached.plan(context, nothing) for s, context in zip(sessions, contexts, strict=True)]
+        live = list(range(len(asks)))
+        while live:
+            outputs = self.model.forward(segments)
+            for i, output in zip(live, outputs, strict=True):
+                growing[i].grow(self._to_target(output.logits))
+            live = [i for i in live if not growing[i].done]
+            segments = [sessions[i].cached.plan_more(growing[i].proposal) for i in live]
+        return [one.proposal for one in growing]
+
+    def _to_target(self, logits: Tensor) -> Tensor:
+        """[R, draft vocabulary] -> [R, target vocabulary]: the same ids, forbidden where the token differs."""
+        size = self._vocab_size
+        logits = logits[:, :size]
+        if logits.shape[1] < size:
+            logits = torch.nn.functional.pad(logits, (0, size - logits.shape[1]), value=float("-inf"))
+        return logits if self._bias is None else logits + self._bias
+
+
+class _ModelSession:
+    """One request's text in the draft model."""
+
+    def __init__(self, model: Model) -> None:
+        self.cached = Session(model)
+        self._limit = model.max_context
+        self._start = 0
+
+    def window(self, context: Sequence[int], depth: int) -> Sequence[int]:
+        """The context, or its end where the draft's own context is too short.
+
+        The window moves in strides of half its length, so that its prefill is paid for by many tokens.
+        """
+        if self._limit is None or len(context) - self._start + depth <= self._limit:
+            return context[self._start :] if self._start else context
+        warnings.warn(
+            f"the text has outgrown the draft model's context of {self._limit} tokens: it sees the last part.",
+            stacklevel=2,
+        )
+        self._start = max(0, len(context) - max(1, (self._limit - depth) // 2))
+        return context[self._start :]
+
+    def observe(self, context: Sequence[int], drafted: Sequence[int], hidden: Tensor | None) -> None:
+        """The drafted tokens are known on the host now."""
+        self.cached.resolve(drafted)
+
+
+def _forbidden(model: Model, vocab_size: int, allowed: Sequence[bool] | None) -> Tensor | None:
+    """[V] 0 or -inf over the target's vocabulary; None where every token may be proposed."""
+    if allowed is None or (all(allowed[:vocab_size]) and len(allowed) >= min(vocab_size, model.vocab_size)):
+        return None
+    bias = torch.full((vocab_size,), float("-inf"))
+    for token, good in enumerate(allowed[:vocab_size]):
+        if good:
+            bias[token] = 0.0
+    return bias.to(model.device)

@@ -1,0 +1,117 @@
+"""Continues earlier occurrences of the text's end: prompt look-up without an index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftproof.types import Ask, DraftSession, InputError, Proposal
+
+_SCANNED = 256
+
+
+class NgramDrafter:
+    """Longest suffix match in prompt + output of one request; among equally long ones the latest.
+
+    `width` > 1 offers that many different continuations as a tree. All tokens are chosen.
+    """
+
+    name = "ngram"
+    layers: tuple[int, ...] = ()
+    draws = False
+
+    def __init__(self, gamma: int = 5, min: int = 2, max: int = 32, width: int = 1) -> None:
+        """min, max: shortest suffix that counts as a match, and the longest that is compared."""
+        if not 1 <= min <= max:
+            raise InputError(f"the n-gram drafter needs 1 <= min <= max, not min={min}, max={max}.")
+        if gamma < 1 or width < 1:
+            raise InputError(f"the n-gram drafter needs gamma and width of at least 1, not {gamma} and {width}.")
+        self.gamma, self.branches = gamma, width > 1
+        self._min, self._max, self._width = min, max, width
+
+    def start(self, target: Any) -> DraftSession:
+        """The history of one request; never used for another."""
+        return _History(target.model.device)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        """One look-up a request."""
+        return [self._look_up(ask) for ask in asks]
+
+    def _look_up(self, ask: Ask) -> Proposal:
+        history = ask.session
+        assert isinstance(history, _History)
+        text = history.follow(ask.context)
+        tokens: list[int] = []
+        parents: list[int] = []
+        for start in matches(text, self._min, self._max, self._width):
+            _add_path(tokens, parents, continuation(text, start, ask.depth))
+        return Proposal(torch.tensor(tokens, dtype=torch.int64, device=history.device), tuple(parents))
+
+
+class _History:
+    """The context as an array that grows by doubling."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._text = np.empty(1024, np.int64)
+        self._length = 0
+
+    def observe(self, context: Sequence[int], drafted: Sequence[int], hidden: Tensor | None) -> None:
+        """Take over what was committed."""
+        self.follow(context)
+
+    def follow(self, context: Sequence[int]) -> np.ndarray:
+        """[n] the context; only its new end is copied."""
+        if len(context) > len(self._text):
+            self._text = np.concatenate([self._text, np.empty(len(context), np.int64)])
+        self._text[self._length : len(context)] = context[self._length :]
+        self._length = len(context)
+        return self._text[: self._length]
+
+
+def matches(text: np.ndarray, shortest: int, longest: int, count: int) -> list[int]:
+    """Where the best `count` continuations with different first tokens begin: longest match first, then the latest.
+
+    Candidates are narrowed one token at a time from the end, so a look-up reads the text once.
+    """
+    found: dict[int, int] = {}
+    ends = np.flatnonzero(text[:-1] == text[-1])
+    levels = []
+    for size in range(1, longest + 1):
+        if size > 1:
+            ends = ends[ends >= size - 1]
+            ends = ends[text[ends - size + 1] == text[len(text) - size]] if size <= len(text) else ends[:0]
+        if not len(ends):
+            break
+        if size >= shortest:
+            levels.append(ends)
+    for level in reversed(levels):
+        for end in level[::-1][:_SCANNED]:
+            found.setdefault(int(text[end + 1]), int(end) + 1)
+            if len(found) == count:
+                return list(found.values())
+    return list(found.values())
+
+
+def continuation(text: np.ndarray, start: int, length: int) -> list[int]:
+    """`length` tokens from `start`; past the end of the text it reads on in what it has just written, as a loop would."""
+    path: list[int] = text[start : start + length].tolist()
+    while len(path) < length:
+        path.append(path[len(path) - (len(text) - start)])
+    return path
+
+
+def _add_path(tokens: list[int], parents: list[int], path: Sequence[int]) -> None:
+    """Merge a continuation into the tree: shared beginnings are shared nodes."""
+    node = -1
+    for token in path:
+        known = (i for i, parent in enumerate(parents) if parent == node and tokens[i] == token)
+        child = next(known, len(tokens))
+        if child == len(tokens):
+            tokens.append(token)
+            parents.append(node)
+        node = child

@@ -1,0 +1,176 @@
+"""The one loop: propose, score, judge, cut, commit. Any number of requests advance by one target call.
+
+A single generation is this loop with one request; plain decoding is this loop with the null drafter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from draftproof import tree
+from draftproof.fast import Judgement, fetch, judge
+from draftproof.request import Request, Running, new_request
+from draftproof.sampling import log_probabilities
+from draftproof.session import Session, prefill
+from draftproof.stats import Clock
+from draftproof.types import (
+    Ask,
+    Drafter,
+    InputError,
+    Model,
+    Origin,
+    Output,
+    Proposal,
+    Rule,
+    SamplingParams,
+    Step,
+    TextEnd,
+    TokenLogprob,
+    chain,
+)
+from draftproof.verify import CoupledRule
+
+
+class Engine:
+    """One target, one drafter, one rule. They are shared and read-only: state lies in the requests alone."""
+
+    def __init__(self, target: Model, drafter: Drafter, rule: Rule | CoupledRule, text: TextEnd | None = None) -> None:
+        """text: knows the model's end tokens and watches for stop strings."""
+        self.target, self.drafter, self.rule, self.text = target, drafter, rule, text
+        self._nothing = chain([], device=target.device)
+
+    def submit(self, prompt: Sequence[int], params: SamplingParams) -> Request:
+        """A request that has not run yet. InputError where the prompt or a parameter cannot be used."""
+        session = Session(self.target)
+        return new_request(self.target, prompt, params, self.text, Running(session, self.drafter.start(session)))
+
+    def generate(self, prompt: Sequence[int], params: SamplingParams) -> Iterator[Step]:
+        """Steps of one request until it ends; closing the iterator frees its caches."""
+        request = self.submit(prompt, params)
+        try:
+            while request.finish_reason is None:
+                yield self.step([request])[0]
+        finally:
+            request.finish("cancelled")
+
+    def step(self, requests: Sequence[Request]) -> list[Step]:
+        """Advance every unfinished request by one target call; one Step a request, empty for those that have ended."""
+        for request in requests:
+            if request.stopper.left <= 0:
+                request.finish("length")
+        live = [(request, request.running) for request in requests if request.running is not None]
+        steps = dict(zip((request for request, _ in live), self._advance(live) if live else [], strict=True))
+        ended = {request: Step((), (), finish_reason=request.finish_reason) for request in requests}
+        return [steps.get(request, ended[request]) for request in requests]
+
+    def _advance(self, live: Sequence[tuple[Request, Running]]) -> list[Step]:
+        clock = Clock(len(live))
+        proposals = self._propose(live)
+        clock.mark("draft")
+        sessions, contexts = [running.session for _, running in live], [request.context for request, _ in live]
+        prefill(self.target, sessions, contexts)
+        clock.mark("target")
+        segments = [s.plan(context, p) for s, context, p in zip(sessions, contexts, proposals, strict=True)]
+        clock.mark("rollback")
+        outputs = self.target.forward(segments, self.drafter.layers)
+        clock.mark("target")
+        pending = []
+        for (request, _), proposal, output in zip(live, proposals, outputs, strict=True):
+            nodes = range(tree.ROOT, len(proposal))
+            scores = request.sampler.scores(output.logits, request.context, proposal, nodes)
+            at = len(request.context)
+            pending.append(judge(self.rule, proposal, scores, request.sampler, request.source, at))
+        clock.mark("sampling")
+        judged = fetch(pending, proposals)
+        clock.mark("verify")
+        rows = zip(live, proposals, outputs, judged, strict=True)
+        steps = [self._commit(*who, proposal, output, *what) for who, proposal, output, what in rows]
+        clock.mark("other")
+        return [replace(step, timing=clock.timing()) for step in steps]
+
+    def _propose(self, live: Sequence[tuple[Request, Running]]) -> list[Proposal]:
+        """Nothing before the first token has been delivered, nor where one more token is all that is left."""
+        asks: dict[int, Ask] = {}
+        for i, (request, running) in enumerate(live):
+            params, gamma = request.params, self.drafter.gamma
+            depth = min(gamma if params.gamma is None else min(gamma, params.gamma), request.stopper.left - 1)
+            if depth > 0 and params.speculative and len(running.session):
+                coupled = isinstance(self.rule, CoupledRule)
+                asks[i] = Ask(running.draft, request.context, depth, request.sampler, request.source, coupled)
+        proposed = self.drafter.propose(list(asks.values())) if asks else []
+        made = dict(zip(asks, proposed, strict=True))
+        return [made.get(i, self._nothing) for i in range(len(live))]
+
+    def _commit(
+        self,
+        request: Request,
+        running: Running,
+        proposal: Proposal,
+        output: Output,
+        judgement: Judgement,
+        drafted: list[int],
+    ) -> Step:
+        path, token = judgement.verdict.path, judgement.verdict.next_token
+        if token < 0:
+            raise InputError(
+                "no token can follow here, since all are forbidden or the model returned NaN: "
+                "loosen logit_bias, no_repeat_ngram or the processors, or use another dtype."
+            )
+        new = [*(drafted[node] for node in path), token]
+        kept, reason = request.stopper.cut(new)
+        logprobs = _logprobs(request, proposal, output, [tree.ROOT, *path][:kept], new[:kept])
+        prefilled = len(request.context) == request.prompt_length
+        request.context += new[:kept]
+        running.session.resolve(drafted)
+        running.draft.observe(request.context, drafted, _committed_states(output, proposal, path))
+        if reason is not None:
+            request.finish(reason)
+        return Step(
+            tokens=tuple(new[:kept]),
+            origins=_origins(proposal, path)[:kept],
+            logprobs=logprobs,
+            draft_tokens=tuple(drafted),
+            num_draft_tokens=len(proposal),
+            num_accepted_tokens=len(path),
+            draft_depth=max(tree.depths(proposal.parents), default=0),
+            expected_accepted=judgement.expected_accepted,
+            overlap=judgement.overlap,
+            overlap_positions=judgement.overlap_positions,
+            drafter=self.drafter.name,
+            prefill=prefilled,
+            finish_reason=reason,
+        )
+
+
+def _origins(proposal: Proposal, path: Sequence[int]) -> tuple[Origin, ...]:
+    """One a token of accepted path and next token."""
+    if not len(proposal):
+        return ("plain",)
+    last = path[-1] if path else tree.ROOT
+    return *(["accepted"] * len(path)), "correction" if last in proposal.parents else "bonus"
+
+
+def _committed_states(output: Output, proposal: Proposal, path: Sequence[int]) -> torch.Tensor | None:
+    """[n, L, H] states of the fed tokens that are committed now: the fresh ones, then the accepted path."""
+    if output.hidden is None:
+        return None
+    fresh = len(output.hidden) - len(proposal)
+    return output.hidden[[*range(fresh), *(fresh + node for node in path)]]
+
+
+def _logprobs(
+    request: Request, proposal: Proposal, output: Output, nodes: Sequence[int], kept: Sequence[int]
+) -> tuple[TokenLogprob, ...]:
+    """The target's log-probability of every kept token, from the row of the node it follows."""
+    wanted = request.params.logprobs
+    if wanted is None:
+        return ()
+    rows = output.logits[[node + 1 for node in nodes]]
+    logs = log_probabilities(rows, request.sampler, request.context, proposal, nodes)
+    best = logs.topk(min(wanted, logs.shape[-1]))
+    tops = [tuple(zip(*pair, strict=True)) for pair in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+    own = logs.gather(1, torch.tensor(kept, device=logs.device)[:, None])[:, 0].tolist()
+    return tuple(TokenLogprob(*row) for row in zip(kept, own, tops, strict=True))

@@ -1,0 +1,207 @@
+"""Batched twins of sampling.py and verify.py: the same mathematics with fewer passes over the vocabulary.
+
+Tests hold them equal to the reference under the same uniforms. `judge` is what the engine calls; what it puts into
+`packed` is all that crosses from the device to the host in a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from draftproof import tree, verify
+from draftproof.sampling import Sampler, nucleus_by_sort, nucleus_threshold, probabilities
+from draftproof.types import Key, Outcomes, Proposal, Rule, Source, Verdict
+
+_FIRST_GUESS = 64
+
+
+class FastSampler(Sampler):
+    """Sampler whose top-p needs no full sort on a CPU; on other devices a sort is quick and a look at values is not."""
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """[R, V] as in the reference."""
+        nucleus = nucleus_by_topk if scores.device.type == "cpu" else nucleus_by_sort
+        return probabilities(scores, self.params, nucleus)
+
+
+def nucleus_by_topk(probs: Tensor, top_p: float) -> Tensor:
+    """`nucleus_by_sort` from the likeliest k tokens, k growing until they hold the mass."""
+    k = _FIRST_GUESS
+    while k < probs.shape[-1]:
+        likeliest = probs.topk(k).values
+        if bool((likeliest.sum(-1, dtype=torch.float64) >= top_p).all()):
+            return nucleus_threshold(likeliest, top_p)
+        k *= 8
+    return nucleus_by_sort(probs, top_p)
+
+
+def outcomes(rule: Rule, proposal: Proposal, target_probs: Tensor) -> Outcomes:
+    """`rule.outcomes` by the quickest form that fits the proposal."""
+    if not len(proposal):
+        return rule.outcomes(proposal, target_probs)
+    if proposal.probs is None and not proposal.coupled:
+        return Chosen(proposal, target_probs)
+    if rule.name in ("block", "tree") and tree.is_chain(proposal.parents) and not proposal.coupled:
+        return BlockChain(proposal, target_probs)
+    return rule.outcomes(proposal, target_probs)
+
+
+class Chosen:
+    """Every token chosen: all ratio rules agree, and only single probabilities are read (algorithms 1.0, finding 2)."""
+
+    def __init__(self, proposal: Proposal, target_probs: Tensor) -> None:
+        self._proposal, self._rows = proposal, target_probs
+        self._kids = tree.children(proposal.parents)
+        above = torch.tensor([parent + 1 for parent in proposal.parents], device=target_probs.device)
+        reach = [torch.ones((), dtype=torch.float64, device=target_probs.device)]
+        for parent, p in zip(proposal.parents, target_probs[above, proposal.tokens].double(), strict=True):
+            reach.append(reach[parent + 1] * p)
+        self.stops = torch.stack(
+            [
+                at - sum((reach[kid + 1] for kid in self._kids[node - 1]), at.new_zeros(()))
+                for node, at in enumerate(reach)
+            ]
+        ).clamp(min=0)
+
+    def after(self, stop: int) -> Tensor:
+        """The target's row without the tokens that were offered there; not normalised."""
+        kids = self._kids[stop - 1]
+        if not kids:
+            return self._rows[stop]
+        row = self._rows[stop].clone()
+        row[self._proposal.tokens[kids]] = 0
+        return row
+
+
+class BlockChain:
+    """The block rule on a drawn chain in whole-matrix steps."""
+
+    def __init__(self, proposal: Proposal, target_probs: Tensor) -> None:
+        assert proposal.probs is not None
+        n, self._rows = len(proposal), target_probs
+        at = proposal.tokens[:, None]
+        ratio = target_probs[:n].gather(1, at)[:, 0].double() / proposal.probs.gather(1, at)[:, 0].double()
+        scale = torch.ones(n + 1, dtype=torch.float64, device=target_probs.device)
+        for i in range(n):
+            torch.clamp(scale[i] * ratio[i], max=1, out=scale[i + 1])
+        self._left = (target_probs[:n] * scale[:n, None].to(target_probs.dtype)).sub_(proposal.probs).clamp_(min=0)
+        keep = torch.cat([verify.acceptance(self._left.sum(1).double(), scale[:n]), scale[n:]])
+        keep[0] = 1
+        passed = (1 - keep).flip(0).cumprod(0).flip(0)
+        self.stops = keep * torch.cat([passed[1:], passed.new_ones(1)])
+
+    def after(self, stop: int) -> Tensor:
+        """The residual at that position, not normalised; the target's row behind the last token."""
+        return self._left[stop] if stop < len(self._left) else self._rows[stop]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict with the numbers that need no sampling noise (see types.Step)."""
+
+    verdict: Verdict
+    expected_accepted: float
+    overlap: float
+    overlap_positions: int
+
+
+@dataclass(frozen=True, eq=False)
+class Pending:
+    """A judgement whose numbers still lie on the device: finish(packed.tolist(), draft tokens) ends it."""
+
+    packed: Tensor
+    finish: Callable[[Sequence[float], Sequence[int]], Judgement]
+
+
+def judge(
+    rule: Rule | verify.CoupledRule, proposal: Proposal, scores: Tensor, sampler: Sampler, source: Source, position: int
+) -> Pending:
+    """Apply the rule to the target's scores [N + 1, V]; position is the context length."""
+    if sampler.greedy:
+        best = scores.max(-1)
+        return _by_picks(proposal, torch.where(best.values.isfinite(), best.indices, -1), None)
+    probs = sampler.probabilities(scores)
+    if isinstance(rule, verify.CoupledRule):
+        lengths = (0, *tree.depths(proposal.parents))
+        picks = torch.cat([source.ranked(row, 1, position + at) for row, at in zip(probs, lengths, strict=True)])
+        mass = probs.gather(1, picks[:, None])[:, 0]
+        return _by_picks(proposal, torch.where(mass > 0, picks, -1), probs)
+    return _by_ratio(rule, proposal, probs, source, position)
+
+
+def _by_picks(proposal: Proposal, picks: Tensor, probs: Tensor | None) -> Pending:
+    """The target's own pick [N + 1] behind every node is followed as long as it was drafted."""
+    overlaps = _overlaps(proposal, probs) if probs is not None else (proposal.tokens == picks[_above(proposal, picks)])
+
+    def finish(values: Sequence[float], tokens: Sequence[int]) -> Judgement:
+        picked = [int(value) for value in values[: len(proposal) + 1]]
+        kids, node, nodes = tree.children(proposal.parents), tree.ROOT, []
+        while (hit := next((kid for kid in kids[node] if tokens[kid] == picked[node + 1]), None)) is not None:
+            nodes.append(node := hit)
+        verdict = Verdict(tuple(nodes), picked[node + 1])
+        return _judged(proposal, verdict, None, values[len(proposal) + 1 :])
+
+    return Pending(torch.cat([picks.double(), overlaps.double()]), finish)
+
+
+def _by_ratio(rule: Rule, proposal: Proposal, probs: Tensor, source: Source, position: int) -> Pending:
+    """One uniform for the stop, another for the token behind it."""
+    result = outcomes(rule, proposal, probs)
+    stop = source.draw(result.stops, Key(position, "stop"))
+    if stop.device.type == "cpu":
+        row = result.after(int(stop))
+    else:
+        row = torch.stack([result.after(i) for i in range(len(proposal) + 1)]).index_select(0, stop.clamp(min=0)[None])[
+            0
+        ]
+    token = torch.where(stop >= 0, source.draw(row, Key(position, "next")), -1)
+    expected = verify.expected_accepted(proposal, result.stops)
+
+    def finish(values: Sequence[float], tokens: Sequence[int]) -> Judgement:
+        verdict = Verdict(tree.path(proposal.parents, int(values[0]) - 1), int(values[1]))
+        return _judged(proposal, verdict, values[2], values[3:])
+
+    head = torch.stack([stop.double(), token.double(), expected])
+    return Pending(torch.cat([head, _overlaps(proposal, probs)]), finish)
+
+
+def _above(proposal: Proposal, like: Tensor) -> Tensor:
+    return torch.tensor([parent + 1 for parent in proposal.parents], dtype=torch.int64, device=like.device)
+
+
+def _overlaps(proposal: Proposal, probs: Tensor) -> Tensor:
+    """[N] sum of min(p, q) at every node, as `verify.overlap`."""
+    above = _above(proposal, probs)
+    if proposal.probs is None:
+        return probs[above, proposal.tokens].double()
+    if tree.is_chain(proposal.parents):
+        return torch.minimum(probs[:-1], proposal.probs).sum(1).double()
+    return torch.stack([verify.overlap(proposal, probs, node) for node in range(len(proposal))])
+
+
+def fetch(pending: Sequence[Pending], proposals: Sequence[Proposal]) -> list[tuple[Judgement, list[int]]]:
+    """(judgement, draft tokens) of every request: the one transfer from device to host of a step."""
+    parts = [
+        part
+        for one, proposal in zip(pending, proposals, strict=True)
+        for part in (one.packed, proposal.tokens.double())
+    ]
+    values, at, judged = torch.cat(parts).tolist(), 0, []
+    for one, proposal in zip(pending, proposals, strict=True):
+        split = at + len(one.packed)
+        tokens = [int(value) for value in values[split : split + len(proposal)]]
+        judged.append((one.finish(values[at:split], tokens), tokens))
+        at = split + len(proposal)
+    return judged
+
+
+def _judged(proposal: Proposal, verdict: Verdict, expected: float | None, overlaps: Sequence[float]) -> Judgement:
+    """Overlap counts the eldest child of every position reached. Without `expected` it is the accepted length itself."""
+    kids = tree.children(proposal.parents)
+    eldest = [kids[node][0] for node in (tree.ROOT, *verdict.path) if kids[node]]
+    mean = float(len(verdict.path)) if expected is None else expected
+    return Judgement(verdict, mean, sum(overlaps[node] for node in eldest), len(eldest))

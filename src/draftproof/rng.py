@@ -1,0 +1,91 @@
+"""Counter-based randomness: every number is a pure function of (seed, position, use, index).
+
+Philox4x64-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011). `philox` is the plain form for
+the few uniforms of a step; numpy's generator with the same key and counter gives the same bits for a row of noise.
+Nothing depends on the batch, the device or on what was drawn before.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftproof.types import Key
+
+_MASK = (1 << 64) - 1
+_MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
+_WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
+_USES = {"noise": 0, "draft": 1, "stop": 2, "next": 3}
+_KEPT_POSITIONS = 64
+
+
+def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Four 64-bit words of the block with this counter; ten rounds."""
+    x0, x1, x2, x3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        low, high = x0 * _MULTIPLIERS[0], x2 * _MULTIPLIERS[1]
+        x0, x1, x2, x3 = (high >> 64) ^ x1 ^ k0, high & _MASK, (low >> 64) ^ x3 ^ k1, low & _MASK
+        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+    return x0, x1, x2, x3
+
+
+def uniform(seed: int, position: int, use: str, index: int = 0) -> float:
+    """A number in [0, 1) with 53 random bits."""
+    block = philox((1 + index // 4, position, 0, 0), (seed, _USES[use]))
+    return float((block[index % 4] >> 11) * 2.0**-53)
+
+
+def exponentials(seed: int, position: int, size: int) -> np.ndarray:
+    """[size] float64 standard exponentials, the noise of one position: entry x belongs to token x."""
+    bits = np.random.Philox(key=np.array([seed, _USES["noise"]], np.uint64), counter=np.array([0, position, 0, 0]))
+    uniforms = ((bits.random_raw(size) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    return -np.log(uniforms)
+
+
+def draw(row: Tensor, u: float) -> Tensor:
+    """Token of the row [V] at the quantile u in [0, 1), as an int64 scalar; never one of probability zero.
+
+    The row need not be normalised. A row without mass, or with NaN, gives -1: the caller names the reason.
+    """
+    total = row.to(torch.float64).cumsum(0)
+    point = torch.minimum(u * total[-1], torch.nextafter(total[-1], total.new_zeros(())))
+    token = torch.searchsorted(total, point, right=True)
+    return torch.where(total[-1] > 0, token, -1)
+
+
+class PhiloxSource:
+    """All randomness of one request: ratio rules use `draw`, the coupled rule `ranked`."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = secrets.randbits(63) if seed is None else seed
+        self._speeds: OrderedDict[int, Tensor] = OrderedDict()
+
+    def draw(self, row: Tensor, key: Key) -> Tensor:
+        """A token of the row [V], int64 scalar on its device."""
+        return draw(row, uniform(self.seed, key.position, key.use, key.index))
+
+    def ranked(self, row: Tensor, k: int, position: int) -> Tensor:
+        """The k best of log(row) + Gumbel noise: the k first arrivals of exponential clocks with rates `row`.
+
+        log p + g is monotone in p / e with e = exp(-g) a standard exponential, so one product serves.
+        """
+        race = row * self._speed(position, row)
+        if k == 1:
+            return race.argmax(0, keepdim=True)
+        return race.topk(min(k, len(row))).indices
+
+    def _speed(self, position: int, row: Tensor) -> Tensor:
+        """1 / exponentials of a position; kept, since drafter, target and later steps ask for the same ones."""
+        speed = self._speeds.get(position)
+        if speed is None or len(speed) != len(row):
+            noise = 1.0 / exponentials(self.seed, position, len(row))
+            speed = torch.from_numpy(noise).to(row.device, row.dtype)
+            self._speeds[position] = speed
+            if len(self._speeds) > _KEPT_POSITIONS:
+                self._speeds.popitem(last=False)
+        return speed

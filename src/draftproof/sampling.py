@@ -1,0 +1,180 @@
+"""Logits and a prefix -> the distribution of the next token. Reference form: full sorts, one stage after the other.
+
+Order of the stages: logit bias, repetition penalty, presence and frequency penalty, no-repeat n-gram, min_tokens,
+user processors, temperature, top-k, top-p, min-p, typical-p. A filter keeps every token that ties with the last one
+kept, so what is kept depends on the values alone. Each node of a proposal is given its own prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from draftproof import tree
+from draftproof.types import Proposal, SamplingParams
+
+Nucleus = Callable[[Tensor, float], Tensor]
+
+
+class Sampler:
+    """The sampling parameters of one request as a function of logits and prefix (protocol `types.Policy`)."""
+
+    def __init__(self, params: SamplingParams, prompt_length: int, stop_tokens: Sequence[int] = ()) -> None:
+        """stop_tokens: the model's end tokens, which `min_tokens` forbids beside the request's own."""
+        self.params = params
+        self.greedy = params.temperature == 0
+        self._prompt_length = prompt_length
+        self._stop_tokens = [*params.stop_tokens, *stop_tokens]
+        self._counts: _Counts | None = None
+        self._penalised = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1, 0, 0)
+
+    def scores(self, logits: Tensor, context: Sequence[int], proposal: Proposal, nodes: Sequence[int]) -> Tensor:
+        """[R, V] float32 (float64 stays): the logits behind nodes[r] with every stage before temperature applied.
+
+        `context` only grows from call to call. Nodes share it and add the tokens of their own path.
+        """
+        scores = logits if logits.dtype == torch.float64 else logits.float()
+        params = self.params
+        if params.logit_bias:
+            ids, values = zip(*params.logit_bias, strict=True)
+            bias = torch.tensor(values, dtype=scores.dtype, device=scores.device)
+            scores = scores.index_add(1, torch.tensor(ids, device=scores.device), bias.expand(len(scores), -1))
+        paths = [tree.path(proposal.parents, node) for node in nodes]
+        if self._penalised:
+            scores = self._penalise(scores, context, proposal, paths)
+        if params.no_repeat_ngram or params.processors:
+            drafted = proposal.tokens.tolist()
+            prefixes = [[*context, *(drafted[node] for node in path)] for path in paths]
+            scores = forbid_repeats(scores, prefixes, params.no_repeat_ngram)
+            return self._process(self._forbid_end(scores, len(context), paths), prefixes)
+        return self._forbid_end(scores, len(context), paths)
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """[R, V] in the dtype of the scores: temperature and filters; greedy is one-hot at the first maximum."""
+        return probabilities(scores, self.params)
+
+    def _penalise(
+        self, scores: Tensor, context: Sequence[int], proposal: Proposal, paths: Sequence[tuple[int, ...]]
+    ) -> Tensor:
+        """Repetition as in CTRL (1909.05858, section 4.1) over prompt and output, the two others over the output."""
+        if self._counts is None:
+            self._counts = _Counts(scores.shape[1], self._prompt_length, scores.device)
+        seen, output = self._counts.of(context)
+        seen, output = seen.expand_as(scores).clone(), output.expand_as(scores).clone()
+        for row, path in enumerate(paths):
+            if path:
+                tokens = proposal.tokens[list(path)]
+                output[row].index_add_(0, tokens, torch.ones_like(tokens, dtype=output.dtype))
+                seen[row][tokens] = True
+        factor = self.params.repetition_penalty
+        scores = torch.where(seen, torch.where(scores > 0, scores / factor, scores * factor), scores)
+        return scores - self.params.frequency_penalty * output - self.params.presence_penalty * (output > 0)
+
+    def _forbid_end(self, scores: Tensor, length: int, paths: Sequence[tuple[int, ...]]) -> Tensor:
+        emitted = length - self._prompt_length
+        early = [row for row, path in enumerate(paths) if emitted + len(path) < self.params.min_tokens]
+        if not early or not self._stop_tokens:
+            return scores
+        scores = scores.clone()
+        for row in early:
+            scores[row, self._stop_tokens] = float("-inf")
+        return scores
+
+    def _process(self, scores: Tensor, prefixes: list[list[int]]) -> Tensor:
+        rows = list(scores.split(1))
+        for processor in self.params.processors:
+            for row, prefix in enumerate(prefixes):
+                rows[row] = processor(torch.tensor([prefix], device=scores.device), rows[row])
+        return torch.cat(rows)
+
+
+def log_probabilities(
+    logits: Tensor, sampler: Sampler, context: Sequence[int], proposal: Proposal, nodes: Sequence[int]
+) -> Tensor:
+    """[R, V] natural logarithms at the stage the request names: of the raw logits, or of what is drawn from."""
+    if sampler.params.logprobs_stage == "processed":
+        return sampler.probabilities(sampler.scores(logits, context, proposal, nodes)).log()
+    return torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), -1)
+
+
+class _Counts:
+    """How often each token stands in the context; follows it as it grows."""
+
+    def __init__(self, size: int, prompt_length: int, device: torch.device) -> None:
+        self._seen = torch.zeros(size, dtype=torch.bool, device=device)
+        self._output = torch.zeros(size, dtype=torch.float32, device=device)
+        self._prompt_length = prompt_length
+        self._length = 0
+
+    def of(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """([V] seen at all, [V] occurrences behind the prompt)."""
+        new = torch.tensor(context[self._length :], dtype=torch.int64, device=self._seen.device)
+        self._seen[new] = True
+        generated = new[max(0, self._prompt_length - self._length) :]
+        self._output.index_add_(0, generated, torch.ones_like(generated, dtype=torch.float32))
+        self._length = len(context)
+        return self._seen, self._output
+
+
+def forbid_repeats(scores: Tensor, prefixes: Sequence[Sequence[int]], size: int) -> Tensor:
+    """Every token that would repeat an n-gram of this size of its prefix gets -inf; size 0 forbids nothing."""
+    if size == 0:
+        return scores
+    scores = scores.clone()
+    for row, prefix in enumerate(prefixes):
+        start = len(prefix) - size + 1
+        if start < 0:
+            continue
+        tail = list(prefix[start:])
+        banned = [prefix[i + size - 1] for i in range(start) if list(prefix[i : i + size - 1]) == tail]
+        scores[row, banned] = float("-inf")
+    return scores
+
+
+def probabilities(scores: Tensor, params: SamplingParams, nucleus: Nucleus | None = None) -> Tensor:
+    """[R, V]: softmax of scores / temperature, filtered. `nucleus` finds the top-p threshold (default: a full sort)."""
+    if params.temperature == 0:
+        return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
+    scaled = (scores - scores.amax(-1, keepdim=True)) / params.temperature
+    if 0 < params.top_k < scores.shape[-1]:
+        last = scaled.topk(params.top_k).values[:, -1:]
+        scaled = scaled.masked_fill(scaled < last, float("-inf"))
+    probs = torch.softmax(scaled, -1)
+    if params.top_p < 1:
+        probs = _keep(probs, probs >= (nucleus or nucleus_by_sort)(probs, params.top_p))
+    if params.min_p > 0:
+        probs = _keep(probs, probs >= params.min_p * probs.amax(-1, keepdim=True))
+    if params.typical_p < 1:
+        probs = _keep(probs, _typical(probs, params.typical_p))
+    return probs
+
+
+def _keep(probs: Tensor, kept: Tensor) -> Tensor:
+    probs = torch.where(kept, probs, 0)
+    return probs / probs.sum(-1, keepdim=True)
+
+
+def nucleus_by_sort(probs: Tensor, top_p: float) -> Tensor:
+    """[R, 1]: the smallest probability in the smallest set of likeliest tokens that holds the mass top_p."""
+    ordered = probs.sort(dim=-1, descending=True).values
+    return nucleus_threshold(ordered, top_p)
+
+
+def nucleus_threshold(ordered: Tensor, top_p: float) -> Tensor:
+    """[R, 1] of the likeliest probabilities in descending order (nucleus sampling, Holtzman et al. 1904.09751)."""
+    mass = ordered.cumsum(-1, dtype=torch.float64)
+    last = (mass < top_p).sum(-1, keepdim=True).clamp(max=ordered.shape[-1] - 1)
+    return ordered.gather(-1, last)
+
+
+def _typical(probs: Tensor, typical_p: float) -> Tensor:
+    """[R, V] bool: tokens whose surprise is nearest the entropy, up to the mass typical_p (Meister et al. 2202.00666)."""
+    surprise = -probs.log()
+    entropy = torch.where(probs > 0, probs * surprise, 0).sum(-1, keepdim=True)
+    distance = torch.where(probs > 0, (surprise - entropy).abs(), float("inf"))
+    ordered, order = distance.sort(dim=-1)
+    mass = probs.gather(-1, order).cumsum(-1, dtype=torch.float64)
+    last = (mass < typical_p).sum(-1, keepdim=True).clamp(max=probs.shape[-1] - 1)
+    return (distance <= ordered.gather(-1, last)) & (probs > 0)

@@ -1,0 +1,136 @@
+"""Context in, logits out. The cache is a memo of the token sequence: keep the longest cached path that is a prefix of
+the context, feed the rest. That one rule is prefill, catch-up, rollback, tree paths and prefix reuse.
+
+The only caller of `Model.rollback`. Behind every call the cache holds the context, then the nodes of the last proposal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from draftproof import tree
+from draftproof.types import Model, Output, Proposal, Segment, chain
+
+PREFILL_CHUNK = 1024
+
+
+class Session:
+    """One request's cache in one model. A `plan_…` must be followed by the model call it plans (see `score`)."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.cache = model.new_cache()
+        self._linear: list[int] = []  # tokens of the cache's linear part
+        self._context: Sequence[int] | None = None
+        self._nodes = self._nothing = chain([], device=model.device)
+        self._node_tokens: Sequence[int] | None = None
+        self._shallow = 0  # context tokens that went through the first layers only; the nodes behind them likewise
+
+    def __len__(self) -> int:
+        """Tokens of the linear part: what a prefix can reuse."""
+        return len(self._linear)
+
+    def resolve(self, tokens: Sequence[int]) -> None:
+        """The last proposal's tokens as host integers, so that they need not cross from the device a second time."""
+        self._node_tokens = tokens[: len(self._nodes)]
+
+    def plan(self, context: Sequence[int], proposal: Proposal) -> Segment:
+        """Go back to what context and cache share, then feed the rest and the proposal; rows: context end, every node.
+
+        A context passed as the same object as before may only have grown.
+        """
+        resume = self._shallow + len(self._nodes) if self._grew_from_exit(context, proposal) else 0
+        if not resume:
+            self.go_back(context)
+        fresh = self._fresh(context)
+        parents = _behind(len(fresh), proposal.parents)
+        segment = Segment(self.cache, torch.cat([fresh, proposal.tokens]), parents, 1 + len(proposal), resume)
+        self._linear += context[len(self._linear) :]
+        self._remember(proposal, 0)
+        return segment
+
+    def plan_exit(self, context: Sequence[int]) -> Segment:
+        """For a call with `exit_layer`: the fresh tokens become shallow entries, the row is that of the context's end."""
+        self.go_back(context)
+        fresh = self._fresh(context)
+        self._remember(self._nothing, len(fresh))
+        return Segment(self.cache, fresh, _behind(len(fresh), ()), 1)
+
+    def plan_more(self, proposal: Proposal) -> Segment:
+        """Feed the nodes the proposal has gained since the last plan; rows are those of the new nodes.
+
+        The earlier nodes must be the same. Behind `plan_exit` the new nodes are shallow too.
+        """
+        new = proposal.tokens[len(self._nodes) :]
+        self._remember(proposal, self._shallow)
+        return Segment(self.cache, new, _behind(self._shallow, proposal.parents), len(new))
+
+    def go_back(self, context: Sequence[int]) -> None:
+        """Drop what is no prefix of context[:-1]: the last token is always fed, so that a row follows it."""
+        linear, limit = len(self._linear), len(context) - 1
+        same = linear if context is self._context and linear <= limit else _common(self._linear, context, limit)
+        keep: tuple[int, ...] = ()
+        if same == linear and len(self._nodes) and not self._shallow:
+            tokens = self._nodes.tokens.tolist() if self._node_tokens is None else self._node_tokens
+            keep = tree.follow(self._nodes.parents, tokens, context[linear:limit])
+        stays = self.model.reusable(self.cache, same)
+        if stays < same:
+            keep = ()
+        if self._shallow or self.cache.length != stays + len(keep) or keep != tuple(range(len(keep))):
+            self.model.rollback(self.cache, stays, [linear + node for node in keep])
+        del self._linear[stays:]
+        self._linear += context[stays : stays + len(keep)]
+        self._context = context
+        self._remember(self._nothing, 0)
+
+    def _fresh(self, context: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(context[len(self._linear) :], dtype=torch.int64).to(self.model.device, non_blocking=True)
+
+    def _remember(self, nodes: Proposal, shallow: int) -> None:
+        self._nodes, self._node_tokens, self._shallow = nodes, None, shallow
+
+    def _grew_from_exit(self, context: Sequence[int], proposal: Proposal) -> bool:
+        """Do the shallow entries stand at the beginning of what is to be fed? Tokens are compared where that is free."""
+        fed = len(self._nodes)
+        if not self._shallow or len(context) - len(self._linear) != self._shallow:
+            return False
+        if context is not self._context or proposal.parents[:fed] != self._nodes.parents:
+            return False
+        return proposal.tokens.device.type != "cpu" or torch.equal(proposal.tokens[:fed], self._nodes.tokens)
+
+
+def score(
+    model: Model,
+    sessions: Sequence[Session],
+    contexts: Sequence[Sequence[int]],
+    proposals: Sequence[Proposal],
+    layers: Sequence[int] = (),
+) -> list[Output]:
+    """One model call for all: each context's end and every node of its proposal, [N + 1, V] a request."""
+    prefill(model, sessions, contexts)
+    segments = [s.plan(c, p) for s, c, p in zip(sessions, contexts, proposals, strict=True)]
+    return model.forward(segments, layers)
+
+
+def prefill(model: Model, sessions: Sequence[Session], contexts: Sequence[Sequence[int]]) -> None:
+    """Feed long contexts in chunks up to the last one, so that a call's memory stays bounded."""
+    for session, context in zip(sessions, contexts, strict=True):
+        session.go_back(context) if len(context) - len(session) > PREFILL_CHUNK else None
+        while len(context) - len(session) > PREFILL_CHUNK:
+            part = context[: len(session) + PREFILL_CHUNK]
+            segment = session.plan(part, chain([], device=model.device))
+            model.forward([Segment(segment.cache, segment.tokens, segment.parents, 0)])
+
+
+def _behind(shift: int, parents: Sequence[int]) -> tuple[int, ...]:
+    """Parents of `shift` tokens in a row and of the nodes below the last of them."""
+    return (*range(-1, shift - 1), *(parent + shift for parent in parents))
+
+
+def _common(cached: Sequence[int], context: Sequence[int], limit: int) -> int:
+    length = min(len(cached), limit)
+    if list(cached[:length]) == list(context[:length]):
+        return length
+    return next(i for i in range(length) if cached[i] != context[i])

@@ -1,0 +1,372 @@
+"""The data that passes between the parts, and the protocols of the parts. No behaviour beyond shape checks.
+
+N draft nodes, V vocabulary of the target, T tokens fed, L layers asked for, H hidden width, R rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+FinishReason = Literal["stop", "length", "cancelled"]
+Origin = Literal["accepted", "correction", "bonus", "plain"]
+
+
+class InputError(ValueError):
+    """Something the user gave cannot be used; the message is one sentence that says what to do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Proposal:
+    """The draft tokens of one step, a tree below the last committed token, with the rows they came from.
+
+    tokens   [N] int64, on the target's device
+    parents  N integers on the host, parents[i] < i; -1 is the last committed token. A chain is (-1, 0, 1, ...)
+    probs    [N, V] float32: row i is what tokens[i] was drawn from given its elder siblings; a chosen token
+             among drawn ones has a one-hot row. None: every token was chosen, so every row is one-hot
+    coupled  tokens are the best under the noise of their position, so only the coupled rule may verify them;
+             `probs`, if given, then serves statistics alone
+    """
+
+    tokens: Tensor
+    parents: tuple[int, ...]
+    probs: Tensor | None = None
+    coupled: bool = False
+
+    def __post_init__(self) -> None:
+        n = len(self.parents)
+        if self.tokens.shape != (n,) or self.tokens.dtype != torch.int64:
+            raise ValueError(f"tokens must be int64 of shape [{n}], not {self.tokens.dtype} {list(self.tokens.shape)}")
+        if any(not -1 <= parent < i for i, parent in enumerate(self.parents)):
+            raise ValueError("parents[i] must be -1 or an earlier node")
+        if self.probs is not None and (self.probs.dim() != 2 or self.probs.shape[0] != n):
+            raise ValueError(f"probs must have {n} rows, not shape {list(self.probs.shape)}")
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+
+def chain(tokens: Sequence[int], probs: Tensor | None = None, device: torch.device | str = "cpu") -> Proposal:
+    """A proposal without branches; `chain([])` proposes nothing."""
+    ids = torch.tensor(list(tokens), dtype=torch.int64, device=device)
+    return Proposal(ids, tuple(range(-1, len(tokens) - 1)), probs)
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """One request's share of a model call.
+
+    cache    entries already computed; the new ones are appended to it
+    tokens   [T] int64 to feed
+    parents  of the last entries, the T new ones included: parents[i] counts from the first entry described,
+             -1 is the entry before it. So the linear part of the cache is its first
+             `cache.length - (len(parents) - T)` entries, and a plain continuation has parents (-1, 0, ..., T - 2).
+             In a call with `exit_layer` the shallow entries count as entries of the cache
+    rows     logits are wanted for the last `rows` tokens
+    resume   the first `resume` of the tokens went through the first layers before (a call with `exit_layer`),
+             so the call goes on from there
+    """
+
+    cache: Cache
+    tokens: Tensor
+    parents: tuple[int, ...]
+    rows: int
+    resume: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.parents) < len(self.tokens):
+            raise ValueError(f"{len(self.tokens)} tokens need as many parents, not {len(self.parents)}")
+        if not 0 <= self.rows <= len(self.tokens):
+            raise ValueError(f"rows must lie in 0..{len(self.tokens)}, not {self.rows}")
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """What a model call returns for one segment.
+
+    logits  [rows, V] in the model's own dtype or float32; row i follows the i-th of the last `rows` tokens
+    hidden  [T, L, H] states behind the layers asked for, or None
+    """
+
+    logits: Tensor
+    hidden: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """path: accepted node ids from the root down (its length is the accepted length A).
+
+    next_token: the correction token, or the bonus token when the path ends at a leaf.
+    """
+
+    path: tuple[int, ...]
+    next_token: int
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log-probability of an emitted token under the target, with the `top` most likely (token, logprob) pairs."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one step. A call for several requests is shared equally among them."""
+
+    draft: float = 0.0
+    target: float = 0.0
+    sampling: float = 0.0
+    verify: float = 0.0
+    rollback: float = 0.0
+    other: float = 0.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """All that the engine yields for one request and one target call.
+
+    tokens                committed now, after stops: 1 ... A + 1 (0 only for a request that ends at once)
+    origins               one a token: "accepted" draft token, "correction" behind a rejection, "bonus" behind a whole
+                          accepted path, "plain" where nothing was drafted
+    num_draft_tokens      nodes verified
+    num_accepted_tokens   A, before stops cut anything
+    prefill               this call read the prompt, so nothing was drafted yet
+    expected_accepted     mean of A over the rule's own randomness, given the rows; no sampling noise
+    overlap               sum of min(p, q) over the positions reached, `overlap_positions` of them
+    draft_tokens          the nodes' tokens, in node order; draft_depth: length of the longest path
+    drafter               the name of the drafter that made the proposal
+    """
+
+    tokens: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    draft_tokens: tuple[int, ...] = ()
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    draft_depth: int = 0
+    expected_accepted: float = 0.0
+    overlap: float = 0.0
+    overlap_positions: int = 0
+    drafter: str = "null"
+    prefill: bool = False
+    timing: Timing = Timing()
+    finish_reason: FinishReason | None = None
+
+
+class Processor(Protocol):
+    """A user's logits processor: (prefix token ids [1, n], scores [1, V]) -> scores [1, V], as in transformers."""
+
+    def __call__(self, input_ids: Any, scores: Any, /) -> Any: ...
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """What one request asks for. The order of the stages is that of `sampling.scores` and `sampling.probabilities`.
+
+    temperature 0 is greedy. `logprobs` = n asks for the target's log-probability of every emitted token and the n
+    most likely ones, before ("raw") or after ("processed") bias, penalties, temperature and filters.
+    `seed` None draws a fresh one. `speculative` False decodes plainly; `gamma` caps the draft depth of this request.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    no_repeat_ngram: int = 0
+    min_tokens: int = 0
+    max_tokens: int = 256
+    stop_tokens: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+    processors: tuple[Processor, ...] = ()
+    seed: int | None = None
+    logprobs: int | None = None
+    logprobs_stage: Literal["raw", "processed"] = "raw"
+    speculative: bool = True
+    gamma: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, low, high in _BOUNDS:
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise InputError(f"{name} must lie between {low} and {high}, not {value}.")
+        if any(not text for text in self.stop_strings):
+            raise InputError("a stop string must not be empty.")
+
+
+_BOUNDS: tuple[tuple[str, float, float], ...] = (
+    ("temperature", 0.0, 1e4),
+    ("top_k", 0, 2**31),
+    ("top_p", 1e-9, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("typical_p", 1e-9, 1.0),
+    ("repetition_penalty", 1e-6, 1e6),
+    ("presence_penalty", -1e3, 1e3),
+    ("frequency_penalty", -1e3, 1e3),
+    ("no_repeat_ngram", 0, 2**31),
+    ("min_tokens", 0, 2**31),
+    ("max_tokens", 0, 2**31),
+    ("seed", 0, 2**63 - 1),
+    ("logprobs", 0, 1000),
+    ("gamma", 0, 1024),
+)
+
+
+class TextEnd(Protocol):
+    """What the engine knows of text: where it ends."""
+
+    @property
+    def eos_ids(self) -> Sequence[int]:
+        """The model's end tokens."""
+
+    def watch(self, stop_strings: Sequence[str]) -> Callable[[int], bool]:
+        """A function to be given every new token; True once the text holds a stop string."""
+
+
+class Cache(Protocol):
+    """One request's entries in a model: position-addressed, owned by the model that made it."""
+
+    @property
+    def length(self) -> int:
+        """Entries that went through every layer."""
+
+
+class Model(Protocol):
+    """Weights, shared and read-only. Every state of a request lies in its `Cache`."""
+
+    name: str
+    vocab_size: int
+    max_context: int | None
+    device: torch.device
+    can: frozenset[str]
+    """Of {"rollback", "tree", "hidden", "early_exit", "invariant"}."""
+    num_layers: int
+
+    def new_cache(self) -> Cache:
+        """An empty cache."""
+
+    def forward(
+        self, segments: Sequence[Segment], layers: Sequence[int] = (), exit_layer: int | None = None
+    ) -> list[Output]:
+        """One call for all requests: append every segment's tokens to its cache, return logits and states.
+
+        With `exit_layer` = L only the first L layers run, then the norm and the head; the tokens become shallow
+        entries behind `cache.length`, and a later full call takes them up by `Segment.resume`.
+        """
+
+    def reusable(self, cache: Cache, length: int) -> int:
+        """The longest length <= `length` to which `rollback` can go (a sliding window may have lost entries)."""
+
+    def rollback(self, cache: Cache, length: int, keep: Sequence[int] = ()) -> None:
+        """Afterwards the cache holds entries [0, length), then the entries `keep` (absolute, ascending), no shallow ones."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """Where a random number belongs: the context length when its step began, the use, and an index within it.
+
+    A step commits at least one token, so the context length never repeats within a request: no number is used twice.
+    """
+
+    position: int
+    use: Literal["draft", "stop", "next"]
+    index: int = 0
+
+
+class Source(Protocol):
+    """All randomness of one request."""
+
+    def draw(self, row: Tensor, key: Key) -> Tensor:
+        """A token from the row [V]; int64 scalar on the row's device, never one of probability zero."""
+
+    def ranked(self, row: Tensor, k: int, position: int) -> Tensor:
+        """The min(k, V) best tokens of log(row) + Gumbel noise of that position, best first; the first has row > 0."""
+
+
+class Policy(Protocol):
+    """The request's sampling parameters as a function: logits of a node and its own prefix -> distribution."""
+
+    greedy: bool
+
+    def scores(self, logits: Tensor, context: Sequence[int], proposal: Proposal, nodes: Sequence[int]) -> Tensor:
+        """[R, V] float: bias, penalties and masks applied; row r stands behind node nodes[r], -1 the context's end."""
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """[R, V]: temperature and filters applied; greedy is one-hot."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """What a drafter is asked for by one request: at most `depth` tokens on every path.
+
+    policy and source are the request's own: a drafter uses them so that its rows pass the same stages as the
+    target's. With `coupled` it offers the best tokens under the noise of each position.
+    """
+
+    session: DraftSession
+    context: Sequence[int]
+    depth: int
+    policy: Policy
+    source: Source
+    coupled: bool = False
+
+
+class DraftSession(Protocol):
+    """One request's state in a drafter."""
+
+    def observe(self, context: Sequence[int], drafted: Sequence[int], hidden: Tensor | None) -> None:
+        """Called after every step, also after an empty proposal.
+
+        context: all committed tokens; drafted: the step's draft tokens as host integers (nothing needs to be
+        fetched again); hidden [n, L, H]: the target's states of the tokens fed that are now committed.
+        """
+
+
+class Drafter(Protocol):
+    """Weights, shared and read-only, of anything that proposes."""
+
+    name: str
+    layers: tuple[int, ...]
+    """Target layers whose states it wants."""
+    draws: bool
+    """True: its tokens are drawn and carry rows; False: they are chosen."""
+    branches: bool
+    """True: it may propose trees."""
+    gamma: int
+    """Draft tokens asked for a step: the longest path it proposes."""
+
+    def start(self, target: Any) -> DraftSession:
+        """State for a new request; `target` is the request's `session.Session`, which early exit shares."""
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        """One proposal a request, batched. A drawn token is never withdrawn because of what it is."""
+
+
+class Outcomes(Protocol):
+    """A verification rule applied to one proposal: a distribution over what happens. No randomness inside."""
+
+    stops: Tensor
+    """[N + 1] float64, sums to 1: where the accepted path ends; 0 is the root, i + 1 node i."""
+
+    def after(self, stop: int) -> Tensor:
+        """[V]: distribution of the token emitted at that stop."""
+
+
+class Rule(Protocol):
+    """A pure function of (proposal, target rows [N + 1, V])."""
+
+    name: str
+
+    def outcomes(self, proposal: Proposal, target_probs: Tensor) -> Outcomes:
+        """Row 0 of target_probs follows the last committed token, row i + 1 node i."""
