@@ -150,7 +150,8 @@ def _origins(proposal: Proposal, path: Sequence[int]) -> tuple[Origin, ...]:
     if not len(proposal):
         return ("plain",)
     last = path[-1] if path else tree.ROOT
-    return *(["accepted"] * len(path)), "correction" if last in proposal.parents else "bonus"
+    accepted: list[Origin] = ["accepted" for _ in path]
+    return *accepted, "correction" if last in proposal.parents else "bonus"
 
 
 def _committed_states(output: Output, proposal: Proposal, path: Sequence[int]) -> torch.Tensor | None:

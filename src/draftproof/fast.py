@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from draftproof import tree, verify
+from draftproof.rng import best
 from draftproof.sampling import Sampler, nucleus_by_sort, nucleus_threshold, probabilities
 from draftproof.types import Key, Outcomes, Proposal, Rule, Source, Verdict
 
-_FIRST_GUESS = 64
+_LIKELY = 1e-3
 
 
 class FastSampler(Sampler):
@@ -24,19 +26,24 @@ class FastSampler(Sampler):
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """[R, V] as in the reference."""
-        nucleus = nucleus_by_topk if scores.device.type == "cpu" else nucleus_by_sort
+        nucleus = nucleus_by_cut if scores.device.type == "cpu" else nucleus_by_sort
         return probabilities(scores, self.params, nucleus)
 
 
-def nucleus_by_topk(probs: Tensor, top_p: float) -> Tensor:
-    """`nucleus_by_sort` from the likeliest k tokens, k growing until they hold the mass."""
-    k = _FIRST_GUESS
-    while k < probs.shape[-1]:
-        likeliest = probs.topk(k).values
-        if bool((likeliest.sum(-1, dtype=torch.float64) >= top_p).all()):
-            return nucleus_threshold(likeliest, top_p)
-        k *= 8
-    return nucleus_by_sort(probs, top_p)
+def nucleus_by_cut(probs: Tensor, top_p: float) -> Tensor:
+    """`nucleus_by_sort` on the few tokens that can matter.
+
+    All tokens below (1 - top_p) / V together weigh less than 1 - top_p, so the nucleus lies above that cut; mostly
+    it lies above a much higher one.
+    """
+    thresholds = []
+    for row in probs.numpy():
+        for cut in (_LIKELY, (1 - top_p) / len(row) / 2):
+            likely = row[row >= cut]
+            if likely.sum(dtype=np.float64) >= top_p:
+                break
+        thresholds.append(nucleus_threshold(torch.from_numpy(-np.sort(-likely))[None], top_p)[0])
+    return torch.stack(thresholds)
 
 
 def outcomes(rule: Rule, proposal: Proposal, target_probs: Tensor) -> Outcomes:
@@ -122,8 +129,8 @@ def judge(
 ) -> Pending:
     """Apply the rule to the target's scores [N + 1, V]; position is the context length."""
     if sampler.greedy:
-        best = scores.max(-1)
-        return _by_picks(proposal, torch.where(best.values.isfinite(), best.indices, -1), None)
+        picks = best(scores)
+        return _by_picks(proposal, torch.where(scores.gather(1, picks[:, None])[:, 0].isfinite(), picks, -1), None)
     probs = sampler.probabilities(scores)
     if isinstance(rule, verify.CoupledRule):
         lengths = (0, *tree.depths(proposal.parents))
@@ -200,7 +207,7 @@ def fetch(pending: Sequence[Pending], proposals: Sequence[Proposal]) -> list[tup
 
 
 def _judged(proposal: Proposal, verdict: Verdict, expected: float | None, overlaps: Sequence[float]) -> Judgement:
-    """Overlap counts the eldest child of every position reached. Without `expected` it is the accepted length itself."""
+    """Overlap counts the eldest child of every position reached; without `expected` it is the accepted length."""
     kids = tree.children(proposal.parents)
     eldest = [kids[node][0] for node in (tree.ROOT, *verdict.path) if kids[node]]
     mean = float(len(verdict.path)) if expected is None else expected

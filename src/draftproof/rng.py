@@ -21,6 +21,7 @@ _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 _WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 _USES = {"noise": 0, "draft": 1, "stop": 2, "next": 3}
 _KEPT_POSITIONS = 64
+_BLOCK = 256
 
 
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -52,10 +53,34 @@ def draw(row: Tensor, u: float) -> Tensor:
 
     The row need not be normalised. A row without mass, or with NaN, gives -1: the caller names the reason.
     """
-    total = row.to(torch.float64).cumsum(0)
+    total = row.cumsum(0, dtype=torch.float64)
     point = torch.minimum(u * total[-1], torch.nextafter(total[-1], total.new_zeros(())))
     token = torch.searchsorted(total, point, right=True)
     return torch.where(total[-1] > 0, token, -1)
+
+
+def draw_by_blocks(row: Tensor, u: float) -> Tensor:
+    """`draw` in two stages on a CPU: the block of tokens the quantile falls into, then the token."""
+    values = row.numpy()
+    starts = np.arange(0, len(values), _BLOCK)
+    before = np.add.reduceat(values, starts).cumsum(dtype=np.float64)
+    if not before[-1] > 0:
+        return torch.tensor(-1)
+    point = min(u * before[-1], np.nextafter(before[-1], 0))
+    block = int(before.searchsorted(point, side="right"))
+    inside = values[starts[block] : starts[block] + _BLOCK].cumsum(dtype=np.float64)
+    point = (point - (before[block - 1] if block else 0.0)) * (
+        inside[-1] / (before[block] - (before[block - 1] if block else 0.0))
+    )
+    token = int(inside.searchsorted(min(point, np.nextafter(inside[-1], 0)), side="right"))
+    return torch.tensor(int(starts[block]) + token)
+
+
+def best(rows: Tensor) -> Tensor:
+    """[R] int64: the first maximum of every row (NaN counts as one); on a CPU numpy's search is the quicker one."""
+    if rows.device.type == "cpu":
+        return torch.from_numpy(rows.numpy().argmax(-1))
+    return rows.argmax(-1)
 
 
 class PhiloxSource:
@@ -67,7 +92,8 @@ class PhiloxSource:
 
     def draw(self, row: Tensor, key: Key) -> Tensor:
         """A token of the row [V], int64 scalar on its device."""
-        return draw(row, uniform(self.seed, key.position, key.use, key.index))
+        u = uniform(self.seed, key.position, key.use, key.index)
+        return draw_by_blocks(row, u) if row.device.type == "cpu" and len(row) > _BLOCK else draw(row, u)
 
     def ranked(self, row: Tensor, k: int, position: int) -> Tensor:
         """The k best of log(row) + Gumbel noise: the k first arrivals of exponential clocks with rates `row`.
@@ -75,9 +101,7 @@ class PhiloxSource:
         log p + g is monotone in p / e with e = exp(-g) a standard exponential, so one product serves.
         """
         race = row * self._speed(position, row)
-        if k == 1:
-            return race.argmax(0, keepdim=True)
-        return race.topk(min(k, len(row))).indices
+        return best(race[None]) if k == 1 else race.topk(min(k, len(row))).indices
 
     def _speed(self, position: int, row: Tensor) -> Tensor:
         """1 / exponentials of a position; kept, since drafter, target and later steps ask for the same ones."""

@@ -83,7 +83,7 @@ class Sampler:
         return scores
 
     def _process(self, scores: Tensor, prefixes: list[list[int]]) -> Tensor:
-        rows = list(scores.split(1))
+        rows = [scores[row : row + 1] for row in range(len(scores))]
         for processor in self.params.processors:
             for row, prefix in enumerate(prefixes):
                 rows[row] = processor(torch.tensor([prefix], device=scores.device), rows[row])
@@ -137,7 +137,7 @@ def probabilities(scores: Tensor, params: SamplingParams, nucleus: Nucleus | Non
     """[R, V]: softmax of scores / temperature, filtered. `nucleus` finds the top-p threshold (default: a full sort)."""
     if params.temperature == 0:
         return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
-    scaled = (scores - scores.amax(-1, keepdim=True)) / params.temperature
+    scaled = scores if params.temperature == 1 else scores / params.temperature
     if 0 < params.top_k < scores.shape[-1]:
         last = scaled.topk(params.top_k).values[:, -1:]
         scaled = scaled.masked_fill(scaled < last, float("-inf"))
@@ -170,7 +170,7 @@ def nucleus_threshold(ordered: Tensor, top_p: float) -> Tensor:
 
 
 def _typical(probs: Tensor, typical_p: float) -> Tensor:
-    """[R, V] bool: tokens whose surprise is nearest the entropy, up to the mass typical_p (Meister et al. 2202.00666)."""
+    """[R, V] bool: tokens whose surprise is nearest the entropy, up to that mass (Meister et al. 2202.00666)."""
     surprise = -probs.log()
     entropy = torch.where(probs > 0, probs * surprise, 0).sum(-1, keepdim=True)
     distance = torch.where(probs > 0, (surprise - entropy).abs(), float("inf"))

@@ -52,7 +52,7 @@ class Session:
         return segment
 
     def plan_exit(self, context: Sequence[int]) -> Segment:
-        """For a call with `exit_layer`: the fresh tokens become shallow entries, the row is that of the context's end."""
+        """For a call with `exit_layer`: the fresh tokens become shallow entries; one row, the context's end."""
         self.go_back(context)
         fresh = self._fresh(context)
         self._remember(self._nothing, len(fresh))
@@ -92,7 +92,7 @@ class Session:
         self._nodes, self._node_tokens, self._shallow = nodes, None, shallow
 
     def _grew_from_exit(self, context: Sequence[int], proposal: Proposal) -> bool:
-        """Do the shallow entries stand at the beginning of what is to be fed? Tokens are compared where that is free."""
+        """Are the shallow entries the beginning of what is to be fed? Tokens are compared where that is free."""
         fed = len(self._nodes)
         if not self._shallow or len(context) - len(self._linear) != self._shallow:
             return False

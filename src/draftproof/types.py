@@ -201,6 +201,8 @@ class SamplingParams:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise InputError(f"{name} must lie between {low} and {high}, not {value}.")
+        if 0 < self.temperature < 1e-6:
+            raise InputError(f"temperature must be 0 (greedy) or at least 1e-6, not {self.temperature}.")
         if any(not text for text in self.stop_strings):
             raise InputError("a stop string must not be empty.")
 
@@ -269,7 +271,7 @@ class Model(Protocol):
         """The longest length <= `length` to which `rollback` can go (a sliding window may have lost entries)."""
 
     def rollback(self, cache: Cache, length: int, keep: Sequence[int] = ()) -> None:
-        """Afterwards the cache holds entries [0, length), then the entries `keep` (absolute, ascending), no shallow ones."""
+        """Afterwards: entries [0, length), then the entries `keep` (absolute, ascending); no shallow ones."""
 
 
 @dataclass(frozen=True)
@@ -356,8 +358,9 @@ class Drafter(Protocol):
 class Outcomes(Protocol):
     """A verification rule applied to one proposal: a distribution over what happens. No randomness inside."""
 
-    stops: Tensor
-    """[N + 1] float64, sums to 1: where the accepted path ends; 0 is the root, i + 1 node i."""
+    @property
+    def stops(self) -> Tensor:
+        """[N + 1] float64, sums to 1: where the accepted path ends; 0 is the root, i + 1 node i."""
 
     def after(self, stop: int) -> Tensor:
         """[V]: distribution of the token emitted at that stop."""

@@ -52,7 +52,7 @@ def _refuse_coupled(proposal: Proposal) -> None:
 
 
 class TokenRule:
-    """Accept x with min(1, p(x) / q(x)), else draw from the residual (Leviathan et al. 2211.17192, Chen et al. 2302.01318).
+    """Accept x with min(1, p(x) / q(x)), else draw from the residual (Leviathan 2211.17192, Chen 2302.01318).
 
     On a tree the siblings are tried in order, each against the residual its elder left: recursive rejection,
     with replacement (2305.09781), without (2402.14160) or with a chosen token, as the rows say.
@@ -125,7 +125,7 @@ class TreeRule:
     """Traversal verification (Weng et al. 2505.12398) with a row per child; on a chain it is the block rule.
 
     From the deepest leaf of the eldest path: accept its whole path with its p_acc, else delete it and give its
-    parent v the row (p_acc(v) p_v - q)+ and p_acc(v) <- S / (S + 1 - p_acc(v)), where q is the row of the deleted child.
+    parent v the row (p_acc(v) p_v - q)+ and p_acc(v) <- S / (S + 1 - p_acc(v)), q being the deleted child's row.
     """
 
     name = "tree"
@@ -176,7 +176,8 @@ class CoupledRule:
         next_token is -1 where a row has no mass, as in `rng.draw`.
         """
         tokens = proposal.tokens.tolist()
-        kids, node, nodes = tree.children(proposal.parents), tree.ROOT, []
+        nodes: list[int] = []
+        kids, node = tree.children(proposal.parents), tree.ROOT
         while True:
             row = target_probs[node + 1]
             pick = int(source.ranked(row, 1, position + len(nodes))[0])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from draftproof import tree
+from draftproof.rng import best
 from draftproof.types import Ask, InputError, Key, Proposal
 
 Scheme = Literal["drawn", "chosen", "mixed"]
@@ -66,23 +67,25 @@ class Growing:
         """Give every node of the frontier its children; logits [len(frontier), V] over the target's vocabulary."""
         ask, width = self.ask, self.shape.widths[self._level]
         scores = ask.policy.scores(logits, ask.context, self.proposal, self.frontier)
-        rows = proper(ask.policy.probabilities(scores))
+        by_score = ask.policy.greedy or (self.shape.scheme == "chosen" and not ask.coupled)
+        rows = scores if by_score else proper(ask.policy.probabilities(scores))
         parents, tokens = list(self.proposal.parents), [self.proposal.tokens]
         for node, row, score in zip(self.frontier, rows, scores, strict=True):
-            taken, taken_rows = self._children(row, score, width, len(parents))
+            if by_score:
+                taken = best(score[None]) if width == 1 else score.topk(min(width, len(score))).indices
+            else:
+                taken, taken_rows = self._children(row, score, width, len(parents))
+                self._rows += taken_rows
             parents += [node] * len(taken)
             tokens.append(taken)
-            self._rows += taken_rows
         self.frontier = list(range(len(self.proposal), len(parents)))
         self._level += 1
         probs = torch.stack(self._rows) if self.done and self._rows else None
         self.proposal = Proposal(torch.cat(tokens), tuple(parents), probs, ask.coupled)
 
     def _children(self, row: Tensor, score: Tensor, width: int, first: int) -> tuple[Tensor, list[Tensor]]:
-        """(tokens [k], their rows, none where all are chosen); `first` is the id of the first child."""
+        """(tokens [k], their rows) taken from the row; `first` is the id of the first child."""
         ask, width = self.ask, min(width, len(row))
-        if ask.policy.greedy or (self.shape.scheme == "chosen" and not ask.coupled):
-            return score.topk(width).indices, []
         if ask.coupled:
             tokens = ask.source.ranked(row, width, len(ask.context) + self._level)
             return tokens, [row] * len(tokens)
@@ -121,6 +124,8 @@ def without(row: Tensor, score: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]
 
 
 def proper(rows: Tensor) -> Tensor:
-    """Rows without mass (all tokens forbidden, NaN) become uniform: any row may be drawn from if it is the one reported."""
-    usable = rows.sum(-1, keepdim=True) > 0
-    return torch.where(usable, rows, 1 / rows.shape[-1])
+    """Rows without mass (all forbidden, NaN) become uniform: any row may be drawn from if it is the one reported."""
+    unusable = rows[:, :1].isnan()
+    if rows.device.type == "cpu" and not bool(unusable.any()):
+        return rows
+    return torch.where(unusable, 1 / rows.shape[-1], rows)

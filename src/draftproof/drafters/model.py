@@ -80,10 +80,8 @@ class _ModelSession:
         """
         if self._limit is None or len(context) - self._start + depth <= self._limit:
             return context[self._start :] if self._start else context
-        warnings.warn(
-            f"the text has outgrown the draft model's context of {self._limit} tokens: it sees the last part.",
-            stacklevel=2,
-        )
+        if not self._start:
+            warnings.warn(f"the text has outgrown the draft model's context of {self._limit} tokens.", stacklevel=2)
         self._start = max(0, len(context) - max(1, (self._limit - depth) // 2))
         return context[self._start :]
 

@@ -98,7 +98,7 @@ def matches(text: np.ndarray, shortest: int, longest: int, count: int) -> list[i
 
 
 def continuation(text: np.ndarray, start: int, length: int) -> list[int]:
-    """`length` tokens from `start`; past the end of the text it reads on in what it has just written, as a loop would."""
+    """`length` tokens from `start`; past the end of the text it reads on in what it has just written."""
     path: list[int] = text[start : start + length].tolist()
     while len(path) < length:
         path.append(path[len(path) - (len(text) - start)])

@@ -19,7 +19,7 @@ _LAYERS = 4
 
 
 class ToyCache:
-    """Tokens of every entry, with parents for those of an unfinished tree; `shallow` went through the first layers only."""
+    """Tokens of every entry; those in `shallow` went through the first layers only."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftproof.drafters.ngram import NgramDrafter, continuation, matches
+from draftproof.types import InputError
+
+
+def plain_matches(text: list[int], shortest: int, longest: int) -> list[int]:
+    """The definition: for every earlier end, how long a suffix it repeats; longest first, then the latest."""
+    found = []
+    for end in range(len(text) - 1):
+        size = 0
+        while size < min(longest, end + 1) and text[end - size] == text[len(text) - 1 - size]:
+            size += 1
+        if size >= shortest:
+            found.append((size, end + 1))
+    return [start for _, start in sorted(found, reverse=True)]
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 3), st.integers(0, 6))
+def test_the_longest_then_latest_match_wins(text: list[int], shortest: int, more: int) -> None:
+    expected = plain_matches(text, shortest, shortest + more)
+    assert matches(np.array(text), shortest, shortest + more, 1) == expected[:1]
+
+
+@given(st.lists(st.integers(0, 3), min_size=2, max_size=60))
+def test_several_continuations_differ_in_their_first_token(text: list[int]) -> None:
+    firsts = [text[start] for start in matches(np.array(text), 1, 8, 3)]
+    assert len(firsts) == len(set(firsts)) <= 3
+    assert set(firsts) == set([text[s] for s in plain_matches(text, 1, 8)]) or len(firsts) == 3
+
+
+def test_a_continuation_past_the_end_goes_round() -> None:
+    assert continuation(np.array([9, 1, 2, 1, 2]), 3, 5) == [1, 2, 1, 2, 1]
+
+
+@pytest.mark.parametrize("bad", [{"min": 0}, {"min": 4, "max": 3}, {"gamma": 0}, {"width": 0}])
+def test_senseless_options_are_refused(bad: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="n-gram drafter needs"):
+        NgramDrafter(**bad)
+
+
+@pytest.mark.slow
+def test_a_look_up_in_32k_tokens_takes_less_than_a_millisecond() -> None:
+    """R2.7; slow, since a machine that is busy with other things would fail it."""
+    text = np.random.default_rng(0).zipf(1.3, 32_768) % 5000
+    start = time.perf_counter()
+    for _ in range(50):
+        matches(text, 2, 32, 1)
+    assert (time.perf_counter() - start) / 50 < 1e-3

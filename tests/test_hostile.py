@@ -1,0 +1,169 @@
+"""Drafters that are wrong, models that misbehave, prompts at the edge: the text stays plain decoding's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from toys import engine, near, run
+
+from draftproof.drafters.children import Shape
+from draftproof.drafters.model import ModelDrafter
+from draftproof.drafters.ngram import NgramDrafter
+from draftproof.drafters.null import NullDrafter, Stateless
+from draftproof.engine import Engine
+from draftproof.models.toy import ToyModel
+from draftproof.stats import Stats
+from draftproof.types import Ask, DraftSession, InputError, Output, Proposal, SamplingParams, Segment, chain
+from draftproof.verify import BlockRule, CoupledRule, TokenRule, TreeRule
+
+GREEDY = SamplingParams(max_tokens=60)
+RULES = [TokenRule(), BlockRule(), TreeRule(), CoupledRule()]
+
+
+class AlwaysWrong:
+    """Proposes what the target does not say."""
+
+    name, layers, draws, branches, gamma = "wrong", (), False, False, 4
+
+    def __init__(self, target: ToyModel) -> None:
+        self._target = target
+
+    def start(self, target: Any) -> DraftSession:
+        return Stateless()
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        return [chain([int(self._target.row(ask.context).argmin())] * ask.depth) for ask in asks]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_wrong_drafts_change_nothing_and_yield_one_token_a_call(rule: Any) -> None:
+    target = ToyModel(7)
+    tokens, steps = run(Engine(target, AlwaysWrong(target), rule), GREEDY)
+    stats = Stats.of(steps)
+    assert tokens == run(engine("null", "token"), GREEDY)[0]
+    assert stats.accepted_tokens == 0 and stats.target_calls == 60 and stats.draft_tokens > 100
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_equal_to_the_target_is_accepted_whole(rule: Any, temperature: float) -> None:
+    drafter = ModelDrafter(ToyModel(7), 16, Shape.of(4, "", "drawn"))
+    params = SamplingParams(temperature=temperature, max_tokens=60, seed=1)
+    stats = Stats.of(run(Engine(ToyModel(7), drafter, rule), params)[1])
+    assert stats.accepted_tokens == stats.draft_tokens > 0
+    assert stats.alpha == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("size", [5, 16, 40])
+def test_padded_vocabularies_never_propose_what_the_target_lacks(size: int) -> None:
+    target = ToyModel(7)
+    drafter = ModelDrafter(ToyModel(9, size), target.vocab_size, Shape.of(4, "", "drawn"))
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(temperature=temperature, max_tokens=60, seed=2)
+        tokens, steps = run(Engine(target, drafter, CoupledRule()), params)
+        assert all(token < 16 for step in steps for token in step.draft_tokens)
+        assert tokens == run(engine("null", "coupled"), params)[0]
+
+
+def test_forbidden_ids_are_never_proposed() -> None:
+    allowed = [token not in (2, 3) for token in range(16)]
+    drafter = ModelDrafter(near(ToyModel(7)), 16, Shape.of(4, "2x2", "drawn"), allowed)
+    tokens, steps = run(Engine(ToyModel(7), drafter, TreeRule()), SamplingParams(max_tokens=80))
+    assert not {2, 3} & {token for step in steps for token in step.draft_tokens}
+    assert tokens == run(engine("null", "token"), SamplingParams(max_tokens=80))[0]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 8, 30])
+@pytest.mark.filterwarnings("ignore:the text has outgrown")
+def test_a_short_draft_context_changes_nothing(limit: int) -> None:
+    drafter = ModelDrafter(ToyModel(9, max_context=limit), 16, Shape.of(4, "", "drawn"))
+    tokens, _ = run(Engine(ToyModel(7), drafter, BlockRule()), GREEDY)
+    assert tokens == run(engine("null", "token"), GREEDY)[0]
+
+
+def test_a_draft_context_that_is_outgrown_warns_once() -> None:
+    drafter = ModelDrafter(ToyModel(9, max_context=16), 16, Shape.of(4, "", "drawn"))
+    with pytest.warns(UserWarning, match="outgrown the draft model's context of 16") as caught:
+        run(Engine(ToyModel(7), drafter, BlockRule()), GREEDY)
+    assert len(caught) == 1
+
+
+class Broken(ToyModel):
+    """Returns NaN."""
+
+    def forward(
+        self, segments: Sequence[Segment], layers: Sequence[int] = (), exit_layer: int | None = None
+    ) -> list[Output]:
+        return [Output(output.logits * float("nan")) for output in super().forward(segments, layers, exit_layer)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_target_that_returns_nan_is_named(rule: Any, temperature: float) -> None:
+    with pytest.raises(InputError, match="NaN"):
+        run(Engine(Broken(7), NullDrafter(), rule), SamplingParams(temperature=temperature, max_tokens=4))
+
+
+@pytest.mark.parametrize("scheme", ["drawn", "chosen", "mixed"])
+@pytest.mark.parametrize("rule", [TokenRule(), TreeRule(), CoupledRule()], ids=lambda rule: rule.name)
+def test_a_drafter_that_returns_nan_changes_nothing(rule: Any, scheme: str) -> None:
+    drafter = ModelDrafter(Broken(9), 16, Shape.of(4, "2x1x1", scheme))
+    tokens, _ = run(Engine(ToyModel(7), drafter, rule), GREEDY)
+    assert tokens == run(engine("null", "token"), GREEDY)[0]
+    params = SamplingParams(temperature=1.0, max_tokens=60, seed=3)
+    assert len(run(Engine(ToyModel(7), drafter, rule), params)[0]) == 60
+
+
+@pytest.mark.parametrize("prompt", [(3,), (3, 3), (1, 2, 1)])
+@pytest.mark.parametrize("gamma", [1, 16, 100])
+def test_one_token_prompts_and_gammas_beyond_the_budget(prompt: tuple[int, ...], gamma: int) -> None:
+    for drafter in ("ngram", "model", "exit", "model-tree"):
+        params = SamplingParams(max_tokens=10)
+        assert run(engine(drafter, "tree", gamma), params, prompt)[0] == run(engine("null", "token"), params, prompt)[0]
+
+
+@pytest.mark.parametrize(
+    "prompt, params, message",
+    [
+        ([], {}, "empty"),
+        ([99], {}, "token 99"),
+        ([-1], {}, "token -1"),
+        ([1] * 21, {}, "shorten the prompt"),
+        ([1], {"stop_strings": ("x",)}, "tokenizer"),
+        ([1], {"logit_bias": ((77, 1.0),)}, "token 77"),
+        ([1], {"stop_tokens": (16,)}, "token 16"),
+    ],
+)
+def test_bad_requests_are_one_sentence(prompt: list[int], params: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Engine(ToyModel(7, max_context=20), NullDrafter(), TokenRule()).submit(prompt, SamplingParams(**params))
+
+
+def test_everything_forbidden_is_named() -> None:
+    params = SamplingParams(temperature=1, logit_bias=tuple((token, float("-inf")) for token in range(16)))
+    for rule in RULES:
+        with pytest.raises(InputError, match="forbidden"):
+            run(Engine(ToyModel(7), NullDrafter(), rule), params)
+
+
+def test_low_temperature_trees_have_fewer_likely_tokens_than_children() -> None:
+    drafter = ModelDrafter(near(ToyModel(7)), 16, Shape.of(3, "4x4x2", "drawn"))
+    params = SamplingParams(temperature=1, top_k=2, max_tokens=60, seed=5)
+    tokens, _ = run(Engine(ToyModel(7), drafter, TreeRule()), params)
+    target = ToyModel(7)
+    for i, token in enumerate(tokens):
+        assert token in target.row([0, 1, 0, *tokens[:i]]).topk(2).indices
+
+
+def test_histories_of_requests_are_their_own() -> None:
+    """R2.7: a continuation seen in one request is not proposed in another."""
+    drafter, target = NgramDrafter(4, min=2), ToyModel(7)
+    made = Engine(target, drafter, CoupledRule())
+    run(made, GREEDY, (1, 2, 3, 4, 5, 1, 2))
+    request = made.submit([1, 2], SamplingParams(max_tokens=3))
+    made.step([request])
+    assert made.step([request])[0].draft_tokens == ()
+
+
