@@ -33,7 +33,9 @@ class FreeModel(ToyModel):
         super().__init__(seed, vocab_size)
         shared = torch.Generator().manual_seed(0)
         own = torch.Generator().manual_seed(seed)
-        self._table = 3 * torch.randn(64, vocab_size, generator=shared) + noise * torch.randn(64, vocab_size, generator=own)
+        self._table = 3 * torch.randn(64, vocab_size, generator=shared) + noise * torch.randn(
+            64, vocab_size, generator=own
+        )
         self.seconds = 0.0
 
     def forward(
@@ -49,7 +51,9 @@ class FreeModel(ToyModel):
         return outputs
 
 
-def overhead(drafter: Drafter, rule: Rule | CoupledRule, target: FreeModel, params: SamplingParams, steps: int) -> float:
+def overhead(
+    drafter: Drafter, rule: Rule | CoupledRule, target: FreeModel, params: SamplingParams, steps: int
+) -> float:
     """Median milliseconds of a step, less what the models' forwards took."""
     engine = Engine(target, drafter, rule)
     draft = getattr(drafter, "model", None)
@@ -87,12 +91,21 @@ def main() -> None:
         ),
     }
     rows = [
-        {"drafter": name, "rule": rule.name, "sampling": setting, "ms": round(overhead(make(), rule, target, params, options.steps), 3)}
+        {
+            "drafter": name,
+            "rule": rule.name,
+            "sampling": setting,
+            "ms": round(overhead(make(), rule, target, params, options.steps), 3),
+        }
         for setting, params in settings.items()
         for name, (make, rules) in drafters.items()
         for rule in rules
     ]
-    print(json.dumps({"machine": platform.processor() or platform.machine(), **vars(options), "overhead_ms_per_step": rows}))
+    print(
+        json.dumps(
+            {"machine": platform.processor() or platform.machine(), **vars(options), "overhead_ms_per_step": rows}
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -165,5 +165,3 @@ def test_histories_of_requests_are_their_own() -> None:
     request = made.submit([1, 2], SamplingParams(max_tokens=3))
     made.step([request])
     assert made.step([request])[0].draft_tokens == ()
-
-

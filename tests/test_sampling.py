@@ -135,7 +135,10 @@ def test_the_fast_nucleus_keeps_what_the_sort_keeps(seed: int, top_p: float, tem
 @given(st.integers(0, 10_000), st.floats(0.05, 0.999), st.integers(1, 40), st.floats(0, 0.5), st.floats(0.1, 0.999))
 def test_filters_keep_the_likeliest_and_a_distribution(seed: int, p: float, k: int, m: float, typical: float) -> None:
     row = logits(1, seed)
-    for params in (SamplingParams(temperature=1, top_p=p, top_k=k, min_p=m), SamplingParams(temperature=1, typical_p=typical)):
+    for params in (
+        SamplingParams(temperature=1, top_p=p, top_k=k, min_p=m),
+        SamplingParams(temperature=1, typical_p=typical),
+    ):
         out, full = ours(params, row)[0], torch.softmax(row, -1)[0]
         assert float(out.sum()) == pytest.approx(1, abs=1e-5)
         kept = out > 0

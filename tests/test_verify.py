@@ -33,7 +33,9 @@ def text(proposal: Proposal, node: int) -> tuple[int, ...]:
     return tuple(int(proposal.tokens[i]) for i in tree.path(proposal.parents, node))
 
 
-def proposals(q: dict[tuple[int, ...], Tensor], parents: tuple[int, ...], drawn: bool) -> Iterator[tuple[float, Proposal]]:
+def proposals(
+    q: dict[tuple[int, ...], Tensor], parents: tuple[int, ...], drawn: bool
+) -> Iterator[tuple[float, Proposal]]:
     """Every proposal of this topology with its probability; siblings without replacement."""
     for tokens in itertools.product(range(V), repeat=len(parents)):
         made = Proposal(torch.tensor(tokens, dtype=torch.int64), parents)
@@ -57,7 +59,9 @@ CHAINS = [(-1,), (-1, 0), (-1, 0, 1)]
 TREES = [(-1, -1), (-1, -1, 0), (-1, -1, 0, 0, 1), (-1, -1, -1, 0)]
 
 
-@pytest.mark.parametrize("name, parents", [(n, p) for n in RATIO for p in CHAINS + TREES if n != "block" or p in CHAINS])
+@pytest.mark.parametrize(
+    "name, parents", [(n, p) for n in RATIO for p in CHAINS + TREES if n != "block" or p in CHAINS]
+)
 @pytest.mark.parametrize("seed", range(4))
 def test_one_step_has_the_targets_law(name: str, parents: tuple[int, ...], seed: int) -> None:
     p, q = table(seed, seed % 2 == 1), table(seed + 50)
@@ -80,7 +84,9 @@ def _plain(p: dict[tuple[int, ...], Tensor], whole: tuple[int, ...]) -> float:
     return value
 
 
-def _finish(law: dict[tuple[int, ...], float], p: dict[tuple[int, ...], Tensor], prefix: tuple[int, ...], w: float) -> None:
+def _finish(
+    law: dict[tuple[int, ...], float], p: dict[tuple[int, ...], Tensor], prefix: tuple[int, ...], w: float
+) -> None:
     """The target alone completes the sequence."""
     if w == 0:
         return

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from toys import engine, pairs, run
+
 from draftproof.models.toy import ToyCache, ToyModel
 from draftproof.stats import Stats
 from draftproof.types import SamplingParams
-from toys import engine, pairs, run
 
 PAIRS = pairs()
 GREEDY = SamplingParams(max_tokens=60)
@@ -142,7 +143,7 @@ def test_processed_log_probabilities_see_the_filters(rule: str) -> None:
     params = SamplingParams(temperature=0.8, top_k=2, max_tokens=12, logprobs=2, logprobs_stage="processed", seed=4)
     _, steps = run(engine("model", rule), params)
     for entry in (entry for step in steps for entry in step.logprobs):
-        assert sum(2.718281828 ** value for _, value in entry.top) == pytest.approx(1, abs=1e-5)
+        assert sum(2.718281828**value for _, value in entry.top) == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize("drafter, rule", PAIRS)

@@ -33,7 +33,7 @@ def test_the_longest_then_latest_match_wins(text: list[int], shortest: int, more
 def test_several_continuations_differ_in_their_first_token(text: list[int]) -> None:
     firsts = [text[start] for start in matches(np.array(text), 1, 8, 3)]
     assert len(firsts) == len(set(firsts)) <= 3
-    assert set(firsts) == set([text[s] for s in plain_matches(text, 1, 8)]) or len(firsts) == 3
+    assert set(firsts) == {text[s] for s in plain_matches(text, 1, 8)} or len(firsts) == 3
 
 
 def test_a_continuation_past_the_end_goes_round() -> None:

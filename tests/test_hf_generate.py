@@ -1,0 +1,144 @@
+"""`model.generate(custom_generate=…)` gives what transformers' own decoding gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, LogitsProcessor, StoppingCriteria
+
+import draftproof
+from draftproof.types import InputError
+
+V = 96
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=V,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+        eos_token_id=None,
+        bos_token_id=None,
+        pad_token_id=0,
+    )
+    made = LlamaForCausalLM(config).eval()
+    made.generation_config = GenerationConfig(pad_token_id=0)
+    return made
+
+
+def ids(*rows: list[int]) -> torch.Tensor:
+    return torch.tensor(rows)
+
+
+PROMPT = ids([5, 6, 7, 5, 6])
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "penalties": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3},
+    "end": {"eos_token_id": list(range(40, 60))},
+    "minimum": {"eos_token_id": list(range(30, 60)), "min_new_tokens": 8},
+}
+
+
+@pytest.mark.parametrize("drafter", ["null", "ngram:min=1", "early-exit:layer=2", "early-exit:layer=2,shape=2x2"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_greedy_sequences_are_transformers_own(model: Any, drafter: str, setting: str) -> None:
+    options = {"max_new_tokens": 40, "do_sample": False, **SETTINGS[setting]}
+    plain = model.generate(PROMPT, **options)
+    ours = model.generate(PROMPT, custom_generate=draftproof.hf_generate, drafter=drafter, **options)
+    assert torch.equal(ours, plain)
+
+
+def test_left_padded_batches(model: Any) -> None:
+    batch = ids([0, 0, 5, 6, 7], [9, 8, 7, 6, 5], [0, 0, 0, 0, 3])
+    options = {
+        "attention_mask": (batch > 0).long(),
+        "max_new_tokens": 20,
+        "do_sample": False,
+        "repetition_penalty": 1.2,
+    }
+    ends = {"eos_token_id": list(range(50, 70))}
+    plain = model.generate(batch, **options, **ends)
+    assert torch.equal(model.generate(batch, custom_generate=draftproof.hf_generate, **options, **ends), plain)
+
+
+def test_a_transformers_model_drafts(model: Any) -> None:
+    plain = model.generate(PROMPT, max_new_tokens=30, do_sample=False)
+    ours = model.generate(
+        PROMPT, custom_generate=draftproof.hf_generate, drafter=model, max_new_tokens=30, do_sample=False
+    )
+    assert torch.equal(ours, plain)
+
+
+def test_sampling_repeats_under_torchs_seed_and_returns_several(model: Any) -> None:
+    def sample(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        options = {"max_new_tokens": 12, "do_sample": True, "top_k": 20, "num_return_sequences": 4}
+        made: torch.Tensor = model.generate(
+            PROMPT, custom_generate=draftproof.hf_generate, drafter="early-exit", **options
+        )
+        return made
+
+    assert torch.equal(sample(1), sample(1)) and not torch.equal(sample(1), sample(2))
+    assert len({tuple(row) for row in sample(1).tolist()}) > 1
+
+
+class EndsBehind(StoppingCriteria):
+    """Stops when the text's tokens add up to a multiple of seven."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        return input_ids[:, 5:].sum(1) % 7 == 0
+
+
+class Shift(LogitsProcessor):
+    """Depends on the prefix."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores.roll(int(input_ids[0, -1]) % 5, -1)
+
+
+def test_users_own_processors_and_criteria(model: Any) -> None:
+    options = {
+        "max_new_tokens": 40,
+        "do_sample": False,
+        "logits_processor": [Shift()],
+        "stopping_criteria": [EndsBehind()],
+    }
+    plain = model.generate(PROMPT, **options)
+    ours = model.generate(PROMPT, custom_generate=draftproof.hf_generate, drafter="early-exit:layer=3", **options)
+    assert torch.equal(ours, plain) and ours.shape[1] < 45
+
+
+def test_scores_and_logits_are_those_of_plain_decoding(model: Any) -> None:
+    options = {
+        "max_new_tokens": 10,
+        "do_sample": False,
+        "repetition_penalty": 1.4,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+        "output_logits": True,
+    }
+    plain = model.generate(PROMPT, **options)
+    ours = model.generate(PROMPT, custom_generate=draftproof.hf_generate, **options)
+    assert torch.equal(ours.sequences, plain.sequences)
+    for kind in ("scores", "logits"):
+        torch.testing.assert_close(torch.stack(ours[kind]), torch.stack(plain[kind]), rtol=1e-4, atol=1e-4)
+
+
+def test_the_users_model_stays_as_it_was(model: Any) -> None:
+    before = model.config._attn_implementation
+    model.generate(PROMPT, custom_generate=draftproof.hf_generate, max_new_tokens=5, do_sample=False)
+    assert model.config._attn_implementation == before and not model.model.layers[0]._forward_hooks
+
+
+def test_beams_are_refused(model: Any) -> None:
+    with pytest.raises(InputError, match="num_beams=1"):
+        model.generate(PROMPT, custom_generate=draftproof.hf_generate, num_beams=2, max_new_tokens=5)
