@@ -148,6 +148,37 @@ def test_everything_forbidden_is_named() -> None:
             run(Engine(ToyModel(7), NullDrafter(), rule), params)
 
 
+def test_a_request_that_cannot_go_on_does_not_take_others_with_it() -> None:
+    made = engine("model", "block")
+    dead = made.submit(
+        [1], SamplingParams(max_tokens=9, logit_bias=tuple((token, float("-inf")) for token in range(16)))
+    )
+    alive = made.submit([0, 1, 0], GREEDY)
+    assert made.step([dead, alive])[0].error is not None and dead.finish_reason == "error"
+    while alive.finish_reason is None:
+        made.step([dead, alive])
+    assert alive.output == run(engine("null", "token"), GREEDY)[0]
+
+
+def test_a_processor_that_raises_leaves_every_request_as_it_was() -> None:
+    calls = []
+
+    def fails_once(ids: Any, scores: Any) -> Any:
+        calls.append(0)
+        if len(calls) == 7:
+            raise RuntimeError("user code")
+        return scores
+
+    made = engine("model", "tree")
+    request = made.submit([0, 1, 0], SamplingParams(max_tokens=60, processors=(fails_once,)))
+    with pytest.raises(RuntimeError, match="user code"):
+        while request.finish_reason is None:
+            made.step([request])
+    while request.finish_reason is None:
+        made.step([request])
+    assert request.output == run(engine("null", "token"), GREEDY)[0]
+
+
 def test_low_temperature_trees_have_fewer_likely_tokens_than_children() -> None:
     drafter = ModelDrafter(near(ToyModel(7)), 16, Shape.of(3, "4x4x2", "drawn"))
     params = SamplingParams(temperature=1, top_k=2, max_tokens=60, seed=5)

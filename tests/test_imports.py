@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent / "src" / "draftproof"
 # A part may import its own level and what stands before it. Parts without a level of their own come last.
 LEVELS = (
     ("types",),
-    ("tree", "rng", "sampling", "verify", "fast", "stream", "text", "vocab", "stats", "stop", "specs"),
+    ("device", "tree", "rng", "sampling", "verify", "fast", "stream", "text", "vocab", "stats", "stop", "specs"),
     ("session",),
     ("models", "drafters"),
     ("request", "engine"),
@@ -24,7 +24,7 @@ LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
 LAST = len(LEVELS)
 # Plug-ins know the contracts, the mathematics and the session; nothing of the loop, and not each other.
 PLUGINS = ("models", "drafters")
-PLUGINS_MAY_IMPORT = {"types", "tree", "sampling", "verify", "rng", "session", "fast"}
+PLUGINS_MAY_IMPORT = {"types", "device", "tree", "sampling", "verify", "rng", "session", "fast"}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:
@@ -35,9 +35,8 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
         yield name, ast.parse(file.read_text(encoding="utf-8"), str(file))
 
 
-def imported(name: str, tree: ast.Module) -> set[str]:
+def imported(name: str, tree: ast.Module, known: Collection[str]) -> set[str]:
     """Dotted names below the package that a module imports anywhere, also inside functions."""
-    known = {module for module, _ in modules()}
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -59,7 +58,8 @@ def level(name: str) -> int:
     return LEVEL.get(part(name), LAST)
 
 
-GRAPH = {name: imported(name, tree) for name, tree in modules()}
+TREES = dict(modules())
+GRAPH = {name: imported(name, tree, TREES) for name, tree in TREES.items()}
 
 
 @pytest.mark.parametrize("name", [name for name in GRAPH if name])

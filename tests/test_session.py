@@ -46,7 +46,7 @@ def test_any_history_gives_the_rows_of_a_fresh_cache(seed: int) -> None:
         elif kind < 0.85:
             context = [*context, rng.randrange(6), rng.randrange(6)]
         else:  # another text with a common beginning
-            context = [*context[:rng.randint(1, len(context))], rng.randrange(6)]
+            context = [*context[: rng.randint(1, len(context))], rng.randrange(6)]
         assert session.cache.tokens[: len(session)] == context[: len(session)] or len(context) <= len(session)
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 
 from draftproof import tree
+from draftproof.device import upload
 from draftproof.fast import Judgement, fetch, judge
 from draftproof.request import Request, Running, new_request
 from draftproof.sampling import log_probabilities
@@ -33,6 +34,11 @@ from draftproof.types import (
 )
 from draftproof.verify import CoupledRule
 
+_NO_TOKEN = (
+    "no token can follow here, since all are forbidden or the model returned NaN: "
+    "loosen logit_bias, no_repeat_ngram or the processors, or use another dtype."
+)
+
 
 class Engine:
     """One target, one drafter, one rule. They are shared and read-only: state lies in the requests alone."""
@@ -48,11 +54,14 @@ class Engine:
         return new_request(self.target, prompt, params, self.text, Running(session, self.drafter.start(session)))
 
     def generate(self, prompt: Sequence[int], params: SamplingParams) -> Iterator[Step]:
-        """Steps of one request until it ends; closing the iterator frees its caches."""
+        """Steps of one request until it ends, or InputError where no token can follow; closing it frees the caches."""
         request = self.submit(prompt, params)
         try:
             while request.finish_reason is None:
-                yield self.step([request])[0]
+                (step,) = self.step([request])
+                if step.error is not None:
+                    raise InputError(step.error)
+                yield step
         finally:
             request.finish("cancelled")
 
@@ -115,10 +124,8 @@ class Engine:
     ) -> Step:
         path, token = judgement.verdict.path, judgement.verdict.next_token
         if token < 0:
-            raise InputError(
-                "no token can follow here, since all are forbidden or the model returned NaN: "
-                "loosen logit_bias, no_repeat_ngram or the processors, or use another dtype."
-            )
+            request.finish("error")
+            return Step((), (), finish_reason="error", error=_NO_TOKEN)
         new = [*(drafted[node] for node in path), token]
         kept, reason = request.stopper.cut(new)
         logprobs = _logprobs(request, proposal, output, [tree.ROOT, *path][:kept], new[:kept])
@@ -159,7 +166,8 @@ def _committed_states(output: Output, proposal: Proposal, path: Sequence[int]) -
     if output.hidden is None:
         return None
     fresh = len(output.hidden) - len(proposal)
-    return output.hidden[[*range(fresh), *(fresh + node for node in path)]]
+    rows = [*range(fresh), *(fresh + node for node in path)]
+    return output.hidden.index_select(0, upload(rows, output.hidden.device))
 
 
 def _logprobs(
@@ -169,9 +177,9 @@ def _logprobs(
     wanted = request.params.logprobs
     if wanted is None:
         return ()
-    rows = output.logits[[node + 1 for node in nodes]]
+    rows = output.logits.index_select(0, upload([node + 1 for node in nodes], output.logits.device))
     logs = log_probabilities(rows, request.sampler, request.context, proposal, nodes)
     best = logs.topk(min(wanted, logs.shape[-1]))
     tops = [tuple(zip(*pair, strict=True)) for pair in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
-    own = logs.gather(1, torch.tensor(kept, device=logs.device)[:, None])[:, 0].tolist()
+    own = logs.gather(1, upload(kept, logs.device)[:, None])[:, 0].tolist()
     return tuple(TokenLogprob(*row) for row in zip(kept, own, tops, strict=True))

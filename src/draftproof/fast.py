@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from draftproof import tree, verify
+from draftproof.device import upload
 from draftproof.rng import best
 from draftproof.sampling import Sampler, nucleus_by_sort, nucleus_threshold, probabilities
 from draftproof.types import Key, Outcomes, Proposal, Rule, Source, Verdict
@@ -63,7 +64,7 @@ class Chosen:
     def __init__(self, proposal: Proposal, target_probs: Tensor) -> None:
         self._proposal, self._rows = proposal, target_probs
         self._kids = tree.children(proposal.parents)
-        above = torch.tensor([parent + 1 for parent in proposal.parents], device=target_probs.device)
+        above = _above(proposal, target_probs)
         reach = [torch.ones((), dtype=torch.float64, device=target_probs.device)]
         for parent, p in zip(proposal.parents, target_probs[above, proposal.tokens].double(), strict=True):
             reach.append(reach[parent + 1] * p)
@@ -79,9 +80,8 @@ class Chosen:
         kids = self._kids[stop - 1]
         if not kids:
             return self._rows[stop]
-        row = self._rows[stop].clone()
-        row[self._proposal.tokens[kids]] = 0
-        return row
+        offered = self._proposal.tokens.index_select(0, upload(kids, self._rows.device))
+        return self._rows[stop].index_fill(0, offered, 0)
 
 
 class BlockChain:
@@ -177,7 +177,7 @@ def _by_ratio(rule: Rule, proposal: Proposal, probs: Tensor, source: Source, pos
 
 
 def _above(proposal: Proposal, like: Tensor) -> Tensor:
-    return torch.tensor([parent + 1 for parent in proposal.parents], dtype=torch.int64, device=like.device)
+    return upload([parent + 1 for parent in proposal.parents], like.device)
 
 
 def _overlaps(proposal: Proposal, probs: Tensor) -> Tensor:

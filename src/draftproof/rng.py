@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftproof.device import send
 from draftproof.types import Key
 
 _MASK = (1 << 64) - 1
@@ -108,7 +109,7 @@ class PhiloxSource:
         speed = self._speeds.get(position)
         if speed is None or len(speed) != len(row):
             noise = 1.0 / exponentials(self.seed, position, len(row))
-            speed = torch.from_numpy(noise).to(row.device, row.dtype)
+            speed = send(torch.from_numpy(noise).to(row.dtype), row.device)
             self._speeds[position] = speed
             if len(self._speeds) > _KEPT_POSITIONS:
                 self._speeds.popitem(last=False)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from draftproof import tree
+from draftproof.device import upload
 from draftproof.types import Proposal, SamplingParams
 
 Nucleus = Callable[[Tensor, float], Tensor]
@@ -39,8 +40,8 @@ class Sampler:
         params = self.params
         if params.logit_bias:
             ids, values = zip(*params.logit_bias, strict=True)
-            bias = torch.tensor(values, dtype=scores.dtype, device=scores.device)
-            scores = scores.index_add(1, torch.tensor(ids, device=scores.device), bias.expand(len(scores), -1))
+            bias = upload(values, scores.device, scores.dtype)
+            scores = scores.index_add(1, upload(ids, scores.device), bias.expand(len(scores), -1))
         paths = [tree.path(proposal.parents, node) for node in nodes]
         if self._penalised:
             scores = self._penalise(scores, context, proposal, paths)
@@ -65,7 +66,7 @@ class Sampler:
         seen, output = seen.expand_as(scores).clone(), output.expand_as(scores).clone()
         for row, path in enumerate(paths):
             if path:
-                tokens = proposal.tokens[list(path)]
+                tokens = proposal.tokens.index_select(0, upload(path, scores.device))
                 output[row].index_add_(0, tokens, torch.ones_like(tokens, dtype=output.dtype))
                 seen[row][tokens] = True
         factor = self.params.repetition_penalty
@@ -77,10 +78,8 @@ class Sampler:
         early = [row for row, path in enumerate(paths) if emitted + len(path) < self.params.min_tokens]
         if not early or not self._stop_tokens:
             return scores
-        scores = scores.clone()
-        for row in early:
-            scores[row, self._stop_tokens] = float("-inf")
-        return scores
+        ends = upload(self._stop_tokens, scores.device)
+        return scores.index_put((upload(early, scores.device)[:, None], ends[None]), scores.new_full((), float("-inf")))
 
     def _process(self, scores: Tensor, prefixes: list[list[int]]) -> Tensor:
         rows = [scores[row : row + 1] for row in range(len(scores))]
@@ -110,7 +109,7 @@ class _Counts:
 
     def of(self, context: Sequence[int]) -> tuple[Tensor, Tensor]:
         """([V] seen at all, [V] occurrences behind the prompt)."""
-        new = torch.tensor(context[self._length :], dtype=torch.int64, device=self._seen.device)
+        new = upload(context[self._length :], self._seen.device)
         self._seen[new] = True
         generated = new[max(0, self._prompt_length - self._length) :]
         self._output.index_add_(0, generated, torch.ones_like(generated, dtype=torch.float32))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from draftproof import tree
+from draftproof.device import upload
 from draftproof.types import Model, Output, Proposal, Segment, chain
 
 PREFILL_CHUNK = 1024
@@ -86,7 +87,7 @@ class Session:
         self._remember(self._nothing, 0)
 
     def _fresh(self, context: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(context[len(self._linear) :], dtype=torch.int64).to(self.model.device, non_blocking=True)
+        return upload(context[len(self._linear) :], self.model.device)
 
     def _remember(self, nodes: Proposal, shallow: int) -> None:
         self._nodes, self._node_tokens, self._shallow = nodes, None, shallow

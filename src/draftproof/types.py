@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "cancelled", "error"]
 Origin = Literal["accepted", "correction", "bonus", "plain"]
 
 
@@ -52,7 +52,7 @@ class Proposal:
 
 def chain(tokens: Sequence[int], probs: Tensor | None = None, device: torch.device | str = "cpu") -> Proposal:
     """A proposal without branches; `chain([])` proposes nothing."""
-    ids = torch.tensor(list(tokens), dtype=torch.int64, device=device)
+    ids = torch.tensor(list(tokens), dtype=torch.int64).to(device, non_blocking=True)
     return Proposal(ids, tuple(range(-1, len(tokens) - 1)), probs)
 
 
@@ -138,6 +138,7 @@ class Step:
     num_draft_tokens      nodes verified
     num_accepted_tokens   A, before stops cut anything
     prefill               this call read the prompt, so nothing was drafted yet
+    error                 why no token could follow, with finish_reason "error"; other requests of the call go on
     expected_accepted     mean of A over the rule's own randomness, given the rows; no sampling noise
     overlap               sum of min(p, q) over the positions reached, `overlap_positions` of them
     draft_tokens          the nodes' tokens, in node order; draft_depth: length of the longest path
@@ -158,6 +159,7 @@ class Step:
     prefill: bool = False
     timing: Timing = Timing()
     finish_reason: FinishReason | None = None
+    error: str | None = None
 
 
 class Processor(Protocol):

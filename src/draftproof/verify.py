@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from draftproof import tree
+from draftproof.device import upload
 from draftproof.types import Outcomes, Proposal, Source, Verdict
 
 
@@ -191,7 +192,7 @@ class CoupledRule:
 
 def expected_accepted(proposal: Proposal, stops: Tensor) -> Tensor:
     """Mean of the accepted length over the rule's own randomness: sum of stops times depths, a scalar."""
-    lengths = torch.tensor((0, *tree.depths(proposal.parents)), dtype=stops.dtype, device=stops.device)
+    lengths = upload((0, *tree.depths(proposal.parents)), stops.device, stops.dtype)
     return (stops * lengths).sum()
 
 

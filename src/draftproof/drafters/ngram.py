@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftproof.device import upload
 from draftproof.types import Ask, DraftSession, InputError, Proposal
 
 _SCANNED = 256
@@ -49,7 +50,7 @@ class NgramDrafter:
         parents: list[int] = []
         for start in matches(text, self._min, self._max, self._width):
             _add_path(tokens, parents, continuation(text, start, ask.depth))
-        return Proposal(torch.tensor(tokens, dtype=torch.int64, device=history.device), tuple(parents))
+        return Proposal(upload(tokens, history.device), tuple(parents))
 
 
 class _History:
