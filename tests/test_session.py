@@ -9,9 +9,12 @@ import torch
 
 from draftproof import session as sessions
 from draftproof import tree
+from draftproof.drafters.ngram import NgramDrafter
+from draftproof.engine import Engine
 from draftproof.models.toy import ToyCache, ToyModel
 from draftproof.session import Session, score
-from draftproof.types import Proposal, chain
+from draftproof.types import Proposal, SamplingParams, chain
+from draftproof.verify import CoupledRule
 
 
 def random_tree(rng: random.Random, size: int) -> Proposal:
@@ -100,3 +103,22 @@ def test_the_cache_holds_the_context_then_the_nodes() -> None:
     assert isinstance(session.cache, ToyCache) and session.cache.tokens == [0, 1, 2, 3] and len(session) == 2
     session.go_back([0, 1, 2, 5])
     assert session.cache.tokens == [0, 1, 2] and len(session) == 3
+
+
+def test_a_session_given_to_the_next_request_feeds_only_what_is_new() -> None:
+    """R20.1: the second turn of a chat reads its own words alone, and its text is that of a fresh session."""
+    target = ToyModel(7)
+    made = Engine(target, NgramDrafter(4, min=1), CoupledRule())
+    session = Session(target)
+    first = made.submit([0, 1, 2, 0, 1], SamplingParams(max_tokens=20), session)
+    while first.finish_reason is None:
+        made.step([first])
+    prompt, fed = [*first.context, 5, 6, 7], target.fed
+    second = made.submit(prompt, SamplingParams(max_tokens=10), session)
+    (step,) = made.step([second])
+    assert step.prefill and step.num_draft_tokens == 0
+    assert target.fed - fed <= 3 + 1 + 4  # the new words, the last token, at most one block that was cut
+    while second.finish_reason is None:
+        made.step([second])
+    fresh = [token for step in made.generate(prompt, SamplingParams(max_tokens=10)) for token in step.tokens]
+    assert second.output == fresh

@@ -48,9 +48,12 @@ class Engine:
         self.target, self.drafter, self.rule, self.text = target, drafter, rule, text
         self._nothing = chain([], device=target.device)
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams) -> Request:
-        """A request that has not run yet. InputError where the prompt or a parameter cannot be used."""
-        session = Session(self.target)
+    def submit(self, prompt: Sequence[int], params: SamplingParams, session: Session | None = None) -> Request:
+        """A request that has not run yet. InputError where the prompt or a parameter cannot be used.
+
+        session: of an earlier request that has ended; what its cache shares with the prompt is not fed again.
+        """
+        session = Session(self.target) if session is None else session
         return new_request(self.target, prompt, params, self.text, Running(session, self.drafter.start(session)))
 
     def generate(self, prompt: Sequence[int], params: SamplingParams) -> Iterator[Step]:
@@ -106,7 +109,7 @@ class Engine:
         for i, (request, running) in enumerate(live):
             params, gamma = request.params, self.drafter.gamma
             depth = min(gamma if params.gamma is None else min(gamma, params.gamma), request.stopper.left - 1)
-            if depth > 0 and params.speculative and len(running.session):
+            if depth > 0 and params.speculative and len(request.context) > request.prompt_length:
                 coupled = isinstance(self.rule, CoupledRule)
                 asks[i] = Ask(running.draft, request.context, depth, request.sampler, request.source, coupled)
         proposed = self.drafter.propose(list(asks.values())) if asks else []
