@@ -77,7 +77,7 @@ def _model(argument: str, options: Options, target: Loaded, place: Place) -> Dra
     draft = load_model(argument, Place(inner.get("device", place.device), inner.get("dtype", place.dtype)))
     allowed = None
     if target.text is not None and draft.text is not None:
-        pairing = compare(target.text, draft.text)
+        pairing = compare(target.text, draft.text, target.model.vocab_size, draft.model.vocab_size)
         pairing.refuse_if_different()
         allowed = pairing.allowed
     return ModelDrafter(draft.model, target.model.vocab_size, _shape(options), allowed)
