@@ -12,16 +12,20 @@ from typing import Any
 _PUBLIC = {
     "Engine": "engine",
     "InputError": "types",
+    "Piece": "run",
     "Proposal": "types",
+    "Result": "run",
     "SamplingParams": "types",
     "Stats": "stats",
     "Step": "types",
     "Text": "text",
+    "generate": "batch",
     "hf_generate": "custom_generate",
     "load_drafter": "catalog",
     "load_engine": "catalog",
     "load_model": "catalog",
     "load_rule": "catalog",
+    "stream": "run",
 }
 
 __all__ = sorted(_PUBLIC)  # noqa: PLE0605

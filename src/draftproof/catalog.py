@@ -32,11 +32,15 @@ class Place:
 
 @dataclass(frozen=True)
 class Entry:
-    """One name of the catalogue: what it is, its options with their types, and the factory behind it."""
+    """One name of the catalogue: what it is, its options with their types, and the factory behind it.
+
+    argument: what stands behind the colon, "" where nothing may. A "spec" takes the options that are not listed.
+    """
 
     summary: str
     options: Mapping[str, Callable[[str], Any]]
     make: Callable[..., Any]
+    argument: str = ""
 
 
 def _hf(argument: str, options: Options, place: Place) -> Loaded:
@@ -51,6 +55,8 @@ def _toy(argument: str, options: Options, place: Place) -> Loaded:
     from draftproof.models.toy import ToyModel
     from draftproof.text import letters
 
+    if argument and not argument.isdecimal():
+        raise InputError(f"a toy model is toy:SEED with a whole number, not toy:{argument}.")
     size = options.get("vocab", 16)
     near = (options["near"], options.get("weight", 0.7)) if "near" in options else None
     model = ToyModel(int(argument or 0), size, options.get("order", 3), near, options.get("context"))
@@ -73,8 +79,7 @@ def _model(argument: str, options: Options, target: Loaded, place: Place) -> Dra
     from draftproof.drafters.model import ModelDrafter
     from draftproof.vocab import compare
 
-    inner = {key: value for key, value in options.items() if key in _place_options()}
-    draft = load_model(argument, Place(inner.get("device", place.device), inner.get("dtype", place.dtype)))
+    draft = load_model(argument, place)
     allowed = None
     if target.text is not None and draft.text is not None:
         pairing = compare(target.text, draft.text, target.model.vocab_size, draft.model.vocab_size)
@@ -110,8 +115,8 @@ def models() -> dict[str, Entry]:
     """Backends by name; a target is `name:argument,option=value`."""
     toy = {"vocab": int, "order": int, "near": int, "weight": float, "context": int}
     return {
-        "hf": Entry("a Hugging Face folder, run by transformers", _place_options(), _hf),
-        "toy": Entry("a random exact table, for tests and audits; the argument is its seed", toy, _toy),
+        "hf": Entry("a Hugging Face folder, run by transformers", _place_options(), _hf, "FOLDER"),
+        "toy": Entry("a random exact table, for tests and audits; the argument is its seed", toy, _toy, "SEED"),
     }
 
 
@@ -125,7 +130,7 @@ def drafters() -> dict[str, Entry]:
             {"gamma": int, "min": int, "max": int, "width": int},
             _ngram,
         ),
-        "model": Entry("a separate draft model: model:hf:PATH", {**shape, **_place_options()}, _model),
+        "model": Entry("a separate draft model: model:hf:PATH", shape, _model, "spec"),
         "early-exit": Entry(
             "the target's first layers with its own norm and head", {**shape, "layer": int}, _early_exit
         ),
@@ -168,13 +173,28 @@ def _entry(kind: str, table: Mapping[str, Entry], name: str) -> Entry:
     return table[name]
 
 
+def _make(kind: str, table: Mapping[str, Entry], parsed: specs.Spec, *rest: Any) -> Any:
+    """What the entry makes of argument and options; options that belong to an inner spec go along with it."""
+    entry = _entry(kind, table, parsed.name)
+    if parsed.argument and not entry.argument:
+        options = ", ".join(entry.options) or "none"
+        raise InputError(f"{parsed.name} takes options alone ({options}), not {parsed.name}:{parsed.argument}.")
+    if entry.argument not in ("", "SEED") and not parsed.argument:
+        raise InputError(f"{parsed.name} needs what it names: {parsed.name}:{entry.argument}.")
+    own = parsed.options
+    if entry.argument == "spec":
+        own = {key: value for key, value in own.items() if key in entry.options}
+        inner = [f"{key}={value}" for key, value in parsed.options.items() if key not in own]
+        parsed = specs.Spec(parsed.name, ",".join([parsed.argument, *inner]), own)
+    return entry.make(parsed.argument, specs.convert(parsed, entry.options), *rest)
+
+
 def load_model(spec: str, place: Place = Place()) -> Loaded:
     """`hf:PATH` or `toy:SEED`, with options. A bare folder is taken as `hf:`."""
     parsed = specs.parse(spec)
     if parsed.name not in models() and ("/" in parsed.name or "." in parsed.name):
         parsed = specs.parse(f"hf:{spec}")
-    entry = _entry("model", models(), parsed.name)
-    loaded: Loaded = entry.make(parsed.argument, specs.convert(parsed, entry.options), place)
+    loaded: Loaded = _make("model", models(), parsed, place)
     if "rollback" not in loaded.model.can:
         raise InputError(f"{spec} cannot roll its cache back, which speculative decoding needs.")
     return loaded
@@ -182,9 +202,7 @@ def load_model(spec: str, place: Place = Place()) -> Loaded:
 
 def load_drafter(spec: str, target: Loaded, place: Place = Place()) -> Drafter:
     """`null`, `ngram:max=3`, `model:hf:PATH,gamma=5`, `early-exit:layer=8`, for this target."""
-    parsed = specs.parse(spec)
-    entry = _entry("drafter", drafters(), parsed.name)
-    drafter: Drafter = entry.make(parsed.argument, specs.convert(parsed, entry.options), target, place)
+    drafter: Drafter = _make("drafter", drafters(), specs.parse(spec), target, place)
     if drafter.branches and "tree" not in target.model.can:
         raise InputError(f"{target.model.name} cannot score trees: give {spec} no shape or width.")
     return drafter

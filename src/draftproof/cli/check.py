@@ -1,0 +1,226 @@
+"""`draftproof check`: what a target can do and needs, and whether a draft model fits it (R7.1)."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftproof.cli.options import Device, Dtype, Json
+
+if TYPE_CHECKING:
+    from draftproof.catalog import Loaded, Place
+    from draftproof.vocab import Pairing
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+# One line a paragraph: typer keeps the line ends of a docstring.
+HELP = """Do a target and a draft model fit together, and what do they need?
+
+The verdict on the vocabularies is one of: same; same up to padding; N ids differ; different tokenizers. \\
+Exit code 0 for what can be used, 2 for what is refused.
+"""
+_KINDS = {"same": "same", "padding": "same up to padding", "differ": "n ids differ", "different": "different tokenizer"}
+_LABELS = (
+    "model",
+    "vocabulary",
+    "special ids",
+    "chat template",
+    "context",
+    "layers",
+    "runs on",
+    "weights",
+    "KV cache",
+    "KV, full context",
+    "can",
+)
+_CAN = {
+    "rollback": "rolls its cache back",
+    "tree": "scores trees",
+    "hidden": "gives hidden states",
+    "early_exit": "stops after a layer (early-exit drafter)",
+    "invariant": "same bits whatever shares the call",
+}
+
+
+@app.command(help=HELP)
+def command(
+    target: Annotated[str, typer.Argument(help="Target model: hf:FOLDER, toy:SEED, or a folder.")],
+    draft: Annotated[str | None, typer.Argument(help="Draft model, or a drafter such as early-exit:layer=8.")] = None,
+    device: Device = "cpu",
+    dtype: Dtype = "auto",
+    json: Json = False,
+) -> None:
+    """Load both, compare, print."""
+    from draftproof import catalog, specs
+    from draftproof.cli import setup
+
+    place = setup.settle(device, dtype, None)
+    loaded = {"target": setup.load_target(target, place)}
+    verdict = Verdict()
+    name = specs.parse(draft).name if draft is not None else ""
+    if draft is not None and name in catalog.drafters() and name != "model":
+        verdict = Verdict(draft, None, _drafter(draft, loaded["target"], place))
+    elif draft is not None:
+        spec = _bare(draft)
+        loaded["draft"] = setup.load_target(spec, place)
+        verdict = Verdict(f"model:{spec}", *_pair(loaded["target"], loaded["draft"]))
+    facts = {role: _facts(model, place) for role, model in loaded.items()}
+    (_print_json if json else _print)(facts, verdict)
+    if verdict.problem is not None:
+        raise typer.Exit(2)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The drafter asked for, how its vocabulary relates to the target's, and why it is refused."""
+
+    spec: str | None = None
+    pairing: Pairing | None = None
+    problem: str | None = None
+
+
+def _pair(target: Loaded, draft: Loaded) -> tuple[Pairing | None, str | None]:
+    """The pairing of two vocabularies, and why it is refused."""
+    from draftproof.types import InputError
+    from draftproof.vocab import compare
+
+    if target.text is None or draft.text is None:
+        return None, "one of the models has no tokenizer, so their ids cannot be compared."
+    pairing = compare(target.text, draft.text, target.model.vocab_size, draft.model.vocab_size)
+    try:
+        pairing.refuse_if_different()
+    except InputError as error:
+        return pairing, str(error)
+    return pairing, None
+
+
+def _drafter(spec: str, target: Loaded, place: Place) -> str | None:
+    """Why this drafter cannot be used with the target; it has no vocabulary of its own."""
+    from draftproof import catalog
+    from draftproof.types import InputError
+
+    try:
+        catalog.load_drafter(spec, target, place)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def _bare(spec: str) -> str:
+    """The model inside `model:hf:FOLDER,gamma=5`; another spec as it is."""
+    from draftproof import specs
+
+    parsed = specs.parse(spec)
+    if parsed.name != "model":
+        return spec
+    kept = [f"{key}={value}" for key, value in parsed.options.items() if key in ("device", "dtype")]
+    return ",".join([parsed.argument, *kept])
+
+
+def _facts(loaded: Loaded, place: Place) -> dict[str, Any]:
+    """What there is to know about one model; memory in bytes."""
+    from draftproof.cli.setup import dtype_name
+
+    model, text = loaded.model, loaded.text
+    tokenizer = None if text is None else text.tokenizer
+    special = (
+        {}
+        if tokenizer is None
+        else {
+            "start": tokenizer.bos_token_id,
+            "end": list(text.eos_ids),
+            "unknown": tokenizer.unk_token_id,
+            "padding": tokenizer.pad_token_id,
+        }
+    )
+    memory = model.memory() if hasattr(model, "memory") else {}
+    if "kv_per_token" in memory and model.max_context is not None:
+        memory["kv_full_context"] = memory["kv_per_token"] * model.max_context + memory.get("kv_window", 0)
+    return {
+        "name": model.name,
+        "vocab_size": model.vocab_size,
+        "tokens": None if text is None else sum(token is not None for token in text.tokens),
+        "special_ids": special,
+        "chat_template": tokenizer is not None and bool(tokenizer.chat_template),
+        "max_context": model.max_context,
+        "num_layers": model.num_layers,
+        "device": str(model.device),
+        "dtype": dtype_name(loaded, place),
+        "memory": memory,
+        "can": sorted(model.can),
+    }
+
+
+def _print_json(models: dict[str, dict[str, Any]], verdict: Verdict) -> None:
+    from draftproof.cli import show
+
+    report: dict[str, Any] = {**models, "usable": verdict.problem is None, "problem": verdict.problem}
+    if verdict.pairing is not None:
+        pairing = verdict.pairing
+        differences = [{"id": d.id, "target": d.target, "draft": d.draft} for d in pairing.differences]
+        report |= {
+            "verdict": _KINDS[pairing.kind],
+            "num_differences": pairing.num_differences,
+            "differences": differences,
+            "proposable": sum(pairing.allowed),
+        }
+    show.print_json(report)
+
+
+def _print(models: dict[str, dict[str, Any]], verdict: Verdict) -> None:
+    from draftproof.cli import show
+
+    out = show.console(sys.stdout)
+    rows = show.table("", *models)
+    for label, cells in zip(_LABELS, zip(*(_cells(facts) for facts in models.values()), strict=True), strict=True):
+        rows.add_row(label, *cells)
+    out.print(rows)
+    out.print()
+    if verdict.pairing is not None and verdict.problem is None:
+        _print_pairing(verdict.pairing)
+    if verdict.problem is not None:
+        out.print(f"refused: {verdict.problem}", style="red")
+    elif verdict.spec is not None:
+        out.print(f"usable: --drafter {verdict.spec}", style="green")
+
+
+def _print_pairing(pairing: Pairing) -> None:
+    from draftproof.cli import show
+
+    out = show.console(sys.stdout)
+    if pairing.kind != "differ":
+        out.print(str(pairing))
+        return
+    out.print(f"{show.count(pairing.num_differences, 'id')} differ: never proposed, so the output stays the target's.")
+    rows = show.table(">id", "target", "draft")
+    for difference in pairing.differences:
+        rows.add_row(str(difference.id), difference.target or "no token", difference.draft or "no token")
+    out.print(rows)
+
+
+def _cells(facts: dict[str, Any]) -> list[str]:
+    """The facts in the order of _LABELS, for a reader."""
+    from draftproof.cli.show import size
+
+    memory, special = facts["memory"], facts["special_ids"]
+    ends = ", ".join(str(i) for i in special.get("end", ())) or "none"
+    return [
+        facts["name"],
+        f"{facts['vocab_size']:,} rows, {_number(facts['tokens'])} tokens",
+        f"start {_number(special.get('start'))}, end {ends}, unknown {_number(special.get('unknown'))}",
+        "yes" if facts["chat_template"] else "no",
+        "no limit" if facts["max_context"] is None else f"{facts['max_context']:,} tokens",
+        str(facts["num_layers"]),
+        f"{facts['device']}, {facts['dtype']}",
+        size(memory["weights"]) if "weights" in memory else "not reported",
+        f"{size(memory['kv_per_token'])} a token" if "kv_per_token" in memory else "not reported",
+        size(memory["kv_full_context"]) if "kv_full_context" in memory else "not reported",
+        "\n".join(text for name, text in _CAN.items() if name in facts["can"]),
+    ]
+
+
+def _number(value: int | None) -> str:
+    return "none" if value is None else f"{value:,}"

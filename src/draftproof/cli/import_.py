@@ -1,0 +1,33 @@
+"""`draftproof import`: a GGUF file becomes a Hugging Face folder, once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from draftproof.cli.options import Json
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.command()
+def command(
+    file: Annotated[str, typer.Argument(metavar="FILE.gguf", help="A GGUF file of the Llama, Qwen or Gemma-3 family.")],
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Folder to make; without it beside the file, under its name.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Convert a GGUF file into a Hugging Face folder."""
+    from draftproof.cli import show
+    from draftproof.models.gguf_import import import_gguf
+
+    with show.Bar("reading the file", 1.0) as bar:
+        folder = import_gguf(file, out, lambda what, share: bar.update(share, what))
+    written = sum(item.stat().st_size for item in folder.iterdir())
+    if json:
+        show.print_json({"folder": str(folder), "bytes": written, "spec": f"hf:{folder}"})
+        return
+    typer.echo(str(folder))
+    show.notice(f"{show.size(written)}; use it with --target hf:{folder}")

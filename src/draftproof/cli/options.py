@@ -1,0 +1,175 @@
+"""Options that several commands share, as dataclasses: `grouped` puts their fields on a command line.
+
+Nothing heavy is imported here, so that help is quick.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+if TYPE_CHECKING:
+    from draftproof.types import SamplingParams
+
+_MODELS = "Models and method"
+_SAMPLING = "Sampling"
+_ENDS = "Length and ends"
+_OUTPUT = "Output"
+
+
+def _option(*names: str, panel: str | None = None, metavar: str | None = None, help: str) -> Any:
+    return typer.Option(*names, rich_help_panel=panel, metavar=metavar, help=help, show_default=True)
+
+
+def _model(*names: str, metavar: str | None = None, help: str) -> Any:
+    return _option(*names, panel=_MODELS, metavar=metavar, help=help)
+
+
+def _sampling(*names: str, metavar: str | None = None, help: str) -> Any:
+    return _option(*names, panel=_SAMPLING, metavar=metavar, help=help)
+
+
+def _ends(*names: str, metavar: str | None = None, help: str) -> Any:
+    return _option(*names, panel=_ENDS, metavar=metavar, help=help)
+
+
+def _output(*names: str, metavar: str | None = None, help: str) -> Any:
+    return _option(*names, panel=_OUTPUT, metavar=metavar, help=help)
+
+
+Json = Annotated[bool, _output("--json", help="Print JSON; the last line on standard output is one object.")]
+Color = Annotated[bool | None, _output("--color/--no-color", help="Without it colours in a terminal only.")]
+Logprobs = Annotated[
+    int | None, _output(metavar="N", help="With --json: the target's log-probabilities and the N likeliest tokens.")
+]
+Device = Annotated[str, _model(help="cpu, cuda, cuda:N or mps.")]
+Dtype = Annotated[str, _model(help="auto (that of the files), float32, bfloat16 or float16.")]
+Threads = Annotated[int | None, _model(metavar="N", help="CPU threads; without it PyTorch chooses.")]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What runs, and where."""
+
+    target: Annotated[
+        str, _model(metavar="SPEC", help="Target model: hf:FOLDER or toy:SEED; without it the demo's model.")
+    ] = ""
+    drafter: Annotated[
+        str, _model(metavar="SPEC", help="null, ngram, model:hf:FOLDER, early-exit:layer=N; see draftproof list.")
+    ] = "ngram"
+    rule: Annotated[str, _model(metavar="NAME", help="Verification rule: auto, token, block, tree or coupled.")] = (
+        "auto"
+    )
+    gamma: Annotated[int | None, _model(metavar="N", help="Draft tokens a step, at most.")] = None
+    speculative: Annotated[bool, _model("--speculative/--no-speculative", help="Draft, or decode plainly.")] = True
+    device: Device = "cpu"
+    dtype: Dtype = "auto"
+    threads: Threads = None
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How the next token is chosen and when the text ends."""
+
+    temperature: Annotated[float, _sampling(metavar="T", help="0 is greedy.")] = 0.0
+    top_k: Annotated[int, _sampling(metavar="N", help="Keep the N likeliest tokens; 0 keeps all.")] = 0
+    top_p: Annotated[float, _sampling(metavar="P", help="Keep the likeliest tokens up to this mass.")] = 1.0
+    min_p: Annotated[float, _sampling(metavar="P", help="Keep tokens above this share of the likeliest one's.")] = 0.0
+    typical_p: Annotated[float, _sampling(metavar="P", help="Keep the most typical tokens up to this mass.")] = 1.0
+    repetition_penalty: Annotated[float, _sampling(metavar="X", help="Over prompt and output; 1 is off.")] = 1.0
+    presence_penalty: Annotated[float, _sampling(metavar="X", help="Off a token that the output has.")] = 0.0
+    frequency_penalty: Annotated[float, _sampling(metavar="X", help="Off, for each time the output has it.")] = 0.0
+    no_repeat_ngram: Annotated[int, _sampling(metavar="N", help="No N tokens in a row twice; 0 is off.")] = 0
+    logit_bias: Annotated[
+        list[str] | None, _sampling(metavar="ID=VALUE", help="Added to a token's logit; may be repeated.")
+    ] = None
+    seed: Annotated[int | None, _sampling(metavar="N", help="Without it a fresh one, which --json reports.")] = None
+    max_tokens: Annotated[int, _ends(metavar="N", help="New tokens at most.")] = 256
+    min_tokens: Annotated[int, _ends(metavar="N", help="No end token before so many new ones.")] = 0
+    stop: Annotated[list[str] | None, _ends(metavar="TEXT", help="End before this text; may be repeated.")] = None
+    stop_token: Annotated[list[int] | None, _ends(metavar="ID", help="End at this token; may be repeated.")] = None
+
+    def params(self, models: ModelOptions, logprobs: int | None = None) -> SamplingParams:
+        """As the engine takes them. InputError for a value out of range."""
+        from draftproof.types import SamplingParams
+
+        return SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            typical_p=self.typical_p,
+            logit_bias=tuple(_bias(entry) for entry in self.logit_bias or ()),
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            no_repeat_ngram=self.no_repeat_ngram,
+            min_tokens=self.min_tokens,
+            max_tokens=self.max_tokens,
+            stop_tokens=tuple(self.stop_token or ()),
+            stop_strings=tuple(self.stop or ()),
+            seed=self.seed,
+            logprobs=logprobs,
+            speculative=models.speculative,
+            gamma=models.gamma,
+        )
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """How results are shown."""
+
+    json: Json = False
+    color: Color = None
+
+
+def grouped(function: Callable[..., None]) -> Callable[..., None]:
+    """A function whose parameters annotated with an options dataclass are that class's fields for typer."""
+    hints = get_type_hints(function, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    parameters = [
+        parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if name not in groups
+    ]
+    for kind in groups.values():
+        parameters += _parameters(kind)
+
+    def command(**values: Any) -> None:
+        made = {name: kind(**{f.name: values.pop(f.name) for f in fields(kind)}) for name, kind in groups.items()}
+        function(**values, **made)
+
+    command.__doc__, command.__name__ = function.__doc__, function.__name__
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return command
+
+
+def _parameters(kind: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(kind, include_extras=True)
+    return [
+        inspect.Parameter(
+            item.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if item.default is MISSING else item.default,
+            annotation=hints[item.name],
+        )
+        for item in fields(kind)
+    ]
+
+
+def _bias(entry: str) -> tuple[int, float]:
+    from draftproof.types import InputError
+
+    token, _, value = entry.partition("=")
+    try:
+        bias = int(token), float(value)
+    except ValueError:
+        raise InputError(f"write --logit-bias as ID=VALUE, for example 42=-1.5, not {entry}.") from None
+    if bias[1] != bias[1]:
+        raise InputError(f"the bias of token {token} is not a number.")
+    return bias

@@ -1,0 +1,160 @@
+"""From options to an engine, and the lines that say what runs and why drafting is off."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from draftproof import catalog, specs
+from draftproof.catalog import Loaded, Place
+from draftproof.cli import show
+from draftproof.cli.options import ModelOptions
+from draftproof.engine import Engine
+from draftproof.models.hf_load import check_device
+from draftproof.run import tokenizer
+from draftproof.stats import Stats
+from draftproof.text import Text
+from draftproof.types import InputError, Step
+
+_HOPELESS_STEPS = 32
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A loaded engine and what the user asked for."""
+
+    engine: Engine
+    target: Loaded
+    options: ModelOptions
+    place: Place
+
+    @property
+    def text(self) -> Text:
+        """The target's tokenizer. InputError where it has none."""
+        return tokenizer(self.engine)
+
+    @property
+    def gamma(self) -> int:
+        """Draft tokens a step, at most."""
+        most = self.engine.drafter.gamma
+        return most if self.options.gamma is None else min(most, self.options.gamma)
+
+    def drafting_off(self, max_tokens: int) -> str | None:
+        """Why nothing will be drafted, or None."""
+        if not self.options.speculative:
+            return "--no-speculative was given"
+        if self.engine.drafter.gamma == 0:
+            return f"the {self.engine.drafter.name} drafter proposes nothing"
+        if self.options.gamma == 0:
+            return "--gamma 0 was given"
+        if max_tokens < 3:
+            return f"max tokens {max_tokens} leaves no room for a draft token"
+        return None
+
+    def status(self, max_tokens: int) -> str:
+        """One line: target, drafter, rule, draft length, device, precision, threads."""
+        drafter, rule = self.engine.drafter, self.engine.rule.name
+        asked = f"{rule} (auto)" if self.options.rule == "auto" else rule
+        reason = self.drafting_off(max_tokens)
+        method = f"drafting off: {reason}" if reason else f"drafter {drafter.name} (γ {self.gamma}) · rule {asked}"
+        where = [str(self.target.model.device), dtype_name(self.target, self.place)]
+        if self.target.model.device.type == "cpu":
+            where.append(show.count(torch.get_num_threads(), "thread"))
+        return f"target {Path(self.target.model.name).name} · {method} · {', '.join(where)}"
+
+    def described(self, max_tokens: int) -> dict[str, object]:
+        """The same for `--json`."""
+        return {
+            "target": self.target.model.name,
+            "drafter": self.engine.drafter.name,
+            "rule": self.engine.rule.name,
+            "gamma": self.gamma,
+            "device": str(self.target.model.device),
+            "dtype": dtype_name(self.target, self.place),
+            "threads": torch.get_num_threads(),
+            "drafting_off": self.drafting_off(max_tokens),
+        }
+
+
+def load(options: ModelOptions) -> Setup:
+    """Target, drafter and rule. InputError, before anything runs, for what does not fit together."""
+    place = settle(options.device, options.dtype, options.threads)
+    drafter_spec = with_gamma(options.drafter, options.gamma)
+    target = load_target(options.target, place)
+    with show.busy("loading the drafter"):
+        drafter = catalog.load_drafter(drafter_spec, target, place)
+        rule = catalog.load_rule(options.rule, drafter)
+    return Setup(Engine(target.model, drafter, rule, target.text), target, options, place)
+
+
+def settle(device: str, dtype: str, threads: int | None) -> Place:
+    """The place models run at; sets the thread count of this process."""
+    if threads is not None:
+        if threads < 1:
+            raise InputError(f"--threads must be at least 1, not {threads}.")
+        torch.set_num_threads(threads)
+    check_device(device)
+    return Place(device, dtype)
+
+
+def load_target(spec: str, place: Place) -> Loaded:
+    """The model of a spec, the demo's model for an empty one."""
+    if not spec:
+        spec = f"hf:{demo_folder()}"
+    with show.busy("loading the target"):
+        return catalog.load_model(spec, place)
+
+
+def demo_folder() -> str:
+    """The folder of the demo's model, fetched and converted on the first call."""
+    from draftproof.demo_weights import demo_model
+
+    with show.Bar("preparing the demo's model (once)", 1.0) as bar:
+        return str(demo_model(lambda what, share: bar.update(share, what)))
+
+
+def with_gamma(drafter: str, gamma: int | None) -> str:
+    """The drafter's spec with this draft length, where it has that option and does not name it itself."""
+    if gamma is None or gamma < 1:
+        return drafter
+    parsed = specs.parse(drafter)
+    entry = catalog.drafters().get(parsed.name)
+    if entry is None or "gamma" not in entry.options or {"gamma", "shape"} & set(parsed.options):
+        return drafter
+    return f"{drafter},gamma={gamma}" if parsed.argument or parsed.options else f"{drafter.rstrip(':')}:gamma={gamma}"
+
+
+def dtype_name(loaded: Loaded, place: Place) -> str:
+    """The precision a model computes in, as far as it says so."""
+    return str(getattr(loaded.model, "dtype", place.dtype)).removeprefix("torch.")
+
+
+class Watch:
+    """Looks at the steps of a run and warns once when drafting is no use (R19.1)."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self._steps = self._drafted = self._accepted = 0
+
+    def see(self, step: Step) -> None:
+        """Count a step."""
+        self._accepted += step.num_accepted_tokens
+        self._drafted += step.num_draft_tokens
+        self._steps += step.num_draft_tokens > 0
+        if self._steps == _HOPELESS_STEPS and not self._accepted and not self.warnings:
+            self._warn(
+                f"none of {self._drafted} draft tokens was accepted in {self._steps} steps: this drafter only costs"
+                " time here; try another one, or --no-speculative."
+            )
+
+    def end(self, stats: Stats, off: str | None) -> None:
+        """The run is over: say so when drafting was on and not one step had a draft."""
+        if stats.steps > 1 and off is None and not stats.draft_tokens:
+            self._warn("no step had a draft: the drafter found nothing to propose.")
+
+    def _warn(self, sentence: str) -> None:
+        self.warnings.append(sentence)
+        print(f"warning: {sentence}", file=sys.stderr)

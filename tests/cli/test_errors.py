@@ -1,0 +1,152 @@
+"""Bad input is one sentence on standard error, exit code 2, nothing on standard output."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli.calls import TOY, Call
+
+from draftproof.cli.__main__ import VERBS
+from draftproof.engine import Engine
+
+SOURCE = str(Path(__file__).resolve().parents[2] / "src")
+BAD = {
+    "unknown command": (("genrate",), "Did you mean 'generate'?"),
+    "unknown option": (("generate", "hi", "--fil", "x"), "No such option"),
+    "not a number": (("generate", "hi", "--top-k", "many"), "--top-k"),
+    "two prompts": (("generate", "hi", "there"), "there"),
+    "prompt and file": (("generate", "hi", "--file", "x"), "PROMPT and --file exclude each other"),
+    "file and prompts": (("generate", "--file", "x", "--prompts", "y"), "--file and --prompts exclude each other"),
+    "empty prompt": (("generate", "", *TOY), "the prompt is empty"),
+    "empty pipe": (("generate", *TOY), "standard input is empty"),
+    "missing file": (("generate", "--file", "no-such-file", *TOY), "no-such-file cannot be read"),
+    "folder as file": (("generate", "--file", "/", *TOY), "cannot be read"),
+    "missing prompts": (("generate", "--prompts", "no-such-file", *TOY), "no-such-file cannot be read"),
+    "unknown category": (("generate", "--prompts", "bundled:poems", *TOY), "rewriting"),
+    "unknown model": (("generate", "hi", "--target", "gpt:4"), "the models are"),
+    "missing folder": (("generate", "hi", "--target", "hf:/no/such/folder"), "/no/such/folder"),
+    "unknown model option": (("generate", "hi", "--target", "toy:1,size=4"), "vocab"),
+    "unknown drafter": (("generate", "hi", *TOY, "--drafter", "oracle"), "the drafters are: null, ngram"),
+    "unknown drafter option": (("generate", "hi", *TOY, "--drafter", "ngram:size=4"), "its options are"),
+    "bad drafter value": (("generate", "hi", *TOY, "--drafter", "ngram:gamma=x"), "gamma"),
+    "layer too deep": (("generate", "hi", *TOY, "--drafter", "early-exit:layer=4"), "between 1 and 3"),
+    "unknown rule": (("generate", "hi", *TOY, "--rule", "magic"), "the rules are: auto"),
+    "rule and drafter": (
+        ("generate", "hi", *TOY, "--drafter", "ngram:width=2", "--rule", "block"),
+        "use the rule tree",
+    ),
+    "out of range": (("generate", "hi", *TOY, "--top-p", "1.5"), "top_p must lie between"),
+    "not a bias": (("generate", "hi", *TOY, "--logit-bias", "3"), "ID=VALUE"),
+    "bias of nothing": (("generate", "hi", *TOY, "--logit-bias", "99=1"), "token 99"),
+    "bias is no number": (("generate", "hi", *TOY, "--logit-bias", "3=nan"), "not a number"),
+    "empty stop": (("generate", "hi", *TOY, "--stop", ""), "stop string"),
+    "stop token of nothing": (("generate", "hi", *TOY, "--stop-token", "40"), "token 40"),
+    "no threads": (("generate", "hi", *TOY, "--threads", "0"), "--threads"),
+    "no device": (("generate", "hi", *TOY, "--device", "toaster"), "toaster"),
+    "system without template": (("generate", "hi", *TOY, "--system", "be brief", "--raw"), "drop --raw"),
+    "logprobs without json": (("generate", "hi", *TOY, "--logprobs", "2"), "add --json"),
+    "no batch": (("generate", "--prompts", "bundled", *TOY, "--max-batch", "0"), "--max-batch"),
+    "prompt too long": (("generate", "hi" * 9, "--target", "toy:1,vocab=40,context=8"), "shorten the prompt"),
+    "all forbidden": (
+        ("generate", "a", "--target", "toy:1,vocab=2", "--raw", "--no-repeat-ngram", "1"),
+        "no token can",
+    ),
+    "chat with nothing": (("chat", "--target", "gpt:4"), "the models are"),
+    "demo of no tokens": (("demo", *TOY, "--max-tokens", "0"), "at least 1"),
+    "check of nothing": (("check",), "target"),
+    "import of nothing": (("import", "no-such-file.gguf"), "no-such-file.gguf"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence_and_code_2(call: Call, case: str) -> None:
+    arguments, part = BAD[case]
+    done = call(*arguments)
+    *before, sentence = done.err.splitlines()
+    assert (done.code, "Traceback" in done.err) == (2, False)
+    assert part in sentence and sentence.startswith("error: ") and sentence.rstrip(")").endswith((".", "?"))
+    # Only a text that has begun may stand before the sentence.
+    assert (done.out, before) == ("", []) or case == "all forbidden"
+
+
+@pytest.mark.parametrize(
+    "text", ['{"prompt": "a"', '"a" "b"', "[]", "{}", '{"prompt": ""}', '{"prompt": 3}', '{"turns": []}']
+)
+@pytest.mark.parametrize("before", ['"fine"\n', '"fine"\n\n'])
+def test_a_bad_line_of_a_prompt_file_is_named(call: Call, tmp_path: Path, before: str, text: str) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(f"{before}{text}\n")
+    done = call("generate", "--prompts", str(file), *TOY)
+    assert (done.code, done.out) == (2, "")
+    assert f"line {1 + before.count(chr(10))} of {file}" in done.err and done.err.count("\n") == 1
+
+
+def test_a_prompt_that_cannot_run_stops_the_batch_before_it_begins(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('"ab"\n"abababababababababab"\n')
+    done = call("generate", "--prompts", str(file), "--target", "toy:1,context=8")
+    assert (done.code, done.out) == (2, "") and f"line 2 of {file}" in done.err
+
+
+def test_bytes_that_are_no_text_are_refused(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "prompt"
+    file.write_bytes(b"caf\xe9")
+    assert "not UTF-8" in call("generate", "--file", str(file), *TOY).err
+    assert "standard input is not UTF-8" in call("generate", *TOY, stdin=b"caf\xe9").err
+    assert "standard input is not UTF-8" in call("chat", *TOY, stdin=b"caf\xe9\n").err
+    assert "not valid text" in call("generate", "caf\udce9", *TOY).err
+
+
+def test_ctrl_c_is_130_and_says_nothing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engine, "step", interrupted)
+    done = call("generate", "ab", *TOY)
+    assert done.code == 130 and "Traceback" not in done.err
+
+
+def test_a_bug_is_not_hidden(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Engine, "step", broken)
+    with pytest.raises(ValueError, match="a bug"):
+        call("generate", "ab", *TOY)
+
+
+@pytest.mark.parametrize("verb", ["", *(verb for verb in VERBS if verb != "audit")])
+def test_help_names_what_there_is(call: Call, verb: str) -> None:
+    done = call(*filter(None, [verb]), "--help")
+    assert (done.code, done.err) == (0, "")
+    assert all(name in done.out for name in (VERBS if not verb else ["Usage", verb]))
+
+
+def test_without_arguments_it_is_the_help(call: Call) -> None:
+    assert call().out == call("--help").out
+
+
+def test_help_imports_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys; from draftproof.cli.__main__ import run; code = run(sys.argv[1:]);"
+        "sys.exit(code or sum(name in sys.modules for name in ('torch', 'transformers', 'numpy', 'draftproof.engine')))"
+    )
+    for arguments in (["--help"], ["generate", "--help"]):
+        done = subprocess.run([sys.executable, "-c", code, *arguments], env={"PYTHONPATH": SOURCE}, capture_output=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    arguments = [sys.executable, "-m", "draftproof.cli", "generate", "ab", *TOY, "--max-tokens", "4000"]
+    environment = {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        said = process.stderr.read().decode()
+    assert "Traceback" not in said and "Exception" not in said and "BrokenPipe" not in said
+    assert process.returncode not in (0, 2)

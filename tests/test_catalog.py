@@ -1,0 +1,86 @@
+"""Spec strings: what is understood, and one sentence for what is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from draftproof import catalog, specs
+from draftproof.catalog import load_drafter, load_engine, load_model, load_rule
+from draftproof.types import InputError, SamplingParams
+
+
+def test_a_spec_has_a_name_an_argument_and_options() -> None:
+    assert specs.parse("model:hf:a/b,gamma=5") == specs.Spec("model", "hf:a/b", {"gamma": "5"})
+    assert specs.parse("ngram:max=3,min=1") == specs.Spec("ngram", "", {"max": "3", "min": "1"})
+    assert specs.parse("hf:/data/x=1/model") == specs.Spec("hf", "/data/x=1/model", {})
+
+
+@pytest.mark.parametrize(
+    "spec, message",
+    [
+        ("nothing", "null, ngram, model, early-exit"),
+        ("ngram:3", "options alone"),
+        ("early-exit:8", "options alone"),
+        ("ngram:max=x", "no value for max"),
+        ("ngram:max=3,max=4", "twice"),
+        ("ngram:max", "options alone"),
+        ("ngram,max", "key=value"),
+        ("ngram:width=2,depth=1", "gamma, max, min, width"),
+        ("model", "model:spec"),
+        ("model:nothing:1", "there is no model"),
+        ("model:toy:2,nothing=3", "toy has no option nothing"),
+        ("model:toy:2,shape=2xx", "draft shape"),
+        ("model:toy:2,children=best", "drawn, chosen, mixed"),
+        ("model:toy:2,gamma=0", "draft shape"),
+        ("early-exit:layer=4", "between 1 and 3"),
+    ],
+)
+def test_drafter_specs_that_make_no_sense_are_one_sentence(spec: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_drafter(spec, load_model("toy:7"))
+
+
+@pytest.mark.parametrize(
+    "spec, message",
+    [("toy:x", "toy:SEED"), ("nothing:1", "there is no model"), ("hf", "hf:FOLDER"), ("toy:1,vocab=1", "2 tokens")],
+)
+def test_model_specs_that_make_no_sense_are_one_sentence(spec: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_model(spec)
+
+
+def test_options_of_an_inner_model_reach_it() -> None:
+    drafter = load_drafter("model:toy:2,vocab=30,gamma=3,near=7", load_model("toy:7"))
+    assert drafter.gamma == 3 and drafter.model.vocab_size == 30  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "spec, rule",
+    [
+        ("null", "coupled"),
+        ("ngram", "coupled"),
+        ("model:toy:2", "block"),
+        ("model:toy:2,shape=2x2", "tree"),
+        ("model:toy:2,children=chosen", "coupled"),
+        ("early-exit", "block"),
+    ],
+)
+def test_auto_picks_the_strongest_rule_for_what_is_reported(spec: str, rule: str) -> None:
+    assert load_rule("auto", load_drafter(spec, load_model("toy:7"))).name == rule
+
+
+def test_the_block_rule_is_refused_for_trees() -> None:
+    with pytest.raises(InputError, match="use the rule tree"):
+        load_engine("toy:7", "early-exit:shape=2x1", "block")
+
+
+def test_every_entry_has_a_summary_and_makes_something() -> None:
+    for table in (catalog.models(), catalog.drafters(), catalog.rules()):
+        assert all(entry.summary and callable(entry.make) for entry in table.values())
+
+
+@pytest.mark.parametrize("drafter", ["null", "ngram:min=1", "model:toy:9,near=7", "early-exit:layer=2"])
+@pytest.mark.parametrize("rule", ["auto", "token", "tree", "coupled"])
+def test_an_engine_by_names_generates(drafter: str, rule: str) -> None:
+    steps = list(load_engine("toy:7", drafter, rule).generate([0, 1], SamplingParams(max_tokens=12)))
+    assert sum(len(step.tokens) for step in steps) == 12
