@@ -209,3 +209,23 @@ def test_overlap_is_one_minus_the_total_variation() -> None:
     for node in (0, 1):
         distance = float((rows[node] - proposal.probs[node]).abs().sum() / 2)
         assert float(verify.overlap(proposal, rows, node)) == pytest.approx(1 - distance, abs=1e-6)
+
+
+def test_children_that_cover_the_support_leave_a_row_that_can_be_drawn_from() -> None:
+    """Rounding may leave 1e-8 for a stop above them."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        two = torch.rand(2, generator=generator)
+        rows = torch.zeros(3, 60)
+        rows[:, :2] = two / two.sum()
+        made = fast.outcomes(verify.TreeRule(), Proposal(torch.tensor([0, 1]), (-1, -1)), rows)
+        assert float(made.after(0).sum()) > 0 and float(made.stops.min()) >= 0
+
+
+@pytest.mark.parametrize("name", RATIO)
+def test_stops_are_probabilities_to_the_last_digit(name: str) -> None:
+    for seed in range(30):
+        p, q = table(seed), table(seed + 50)
+        for _, proposal in proposals(q, (-1, 0, 1), drawn=True):
+            stops = RATIO[name].outcomes(proposal, target_rows(p, proposal)).stops
+            assert float(stops.min()) >= 0 and float(stops.max()) <= 1

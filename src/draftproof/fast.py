@@ -76,12 +76,13 @@ class Chosen:
         ).clamp(min=0)
 
     def after(self, stop: int) -> Tensor:
-        """The target's row without the tokens that were offered there; not normalised."""
+        """The target's row without the tokens offered there, not normalised; all of it where rounding alone leads here."""
         kids = self._kids[stop - 1]
         if not kids:
             return self._rows[stop]
         offered = self._proposal.tokens.index_select(0, upload(kids, self._rows.device))
-        return self._rows[stop].index_fill(0, offered, 0)
+        left = self._rows[stop].index_fill(0, offered, 0)
+        return torch.where(left.sum() > 0, left, self._rows[stop])
 
 
 class BlockChain:

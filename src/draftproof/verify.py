@@ -109,7 +109,7 @@ class BlockRule:
 
 def acceptance(mass: Tensor, scale: Tensor) -> Tensor:
     """S / (S + 1 - p), 1 where both are 0: the odds that let the rest of the mass be made up further up."""
-    gap = mass + 1 - scale
+    gap = mass + (1 - scale)  # in this order h cannot exceed 1
     return torch.where(gap > 0, mass / gap.clamp(min=torch.finfo(torch.float64).tiny), 1.0)
 
 
