@@ -76,7 +76,7 @@ class Chosen:
         ).clamp(min=0)
 
     def after(self, stop: int) -> Tensor:
-        """The target's row without the tokens offered there, not normalised; all of it where rounding alone leads here."""
+        """The target's row without the tokens offered there, not normalised; whole where rounding alone leads here."""
         kids = self._kids[stop - 1]
         if not kids:
             return self._rows[stop]
