@@ -16,13 +16,14 @@ from collections.abc import Sequence
 
 import torch
 
+from draftproof.contracts import Drafter, Rule
 from draftproof.drafters.children import Shape
 from draftproof.drafters.model import ModelDrafter
 from draftproof.drafters.ngram import NgramDrafter
 from draftproof.drafters.null import NullDrafter
 from draftproof.engine import Engine
 from draftproof.models.toy import ToyModel
-from draftproof.types import Drafter, Output, Rule, SamplingParams, Segment
+from draftproof.types import Output, SamplingParams, Segment
 from draftproof.verify import BlockRule, CoupledRule, TokenRule, TreeRule
 
 

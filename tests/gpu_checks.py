@@ -12,11 +12,12 @@ import torch
 from models.hf_models import FAMILIES, VOCABULARY, build, tokens
 
 from draftproof.catalog import Loaded, load_drafter, load_rule
+from draftproof.contracts import Drafter
 from draftproof.drafters.children import Shape
 from draftproof.drafters.model import ModelDrafter
 from draftproof.engine import Engine
 from draftproof.models.hf import HfModel
-from draftproof.types import Drafter, SamplingParams
+from draftproof.types import SamplingParams
 
 PROMPTS = (tokens(40, 1), tokens(1, 2), tokens(7, 3) * 4)
 SPECS = ("null", "ngram:min=1,width=2", "early-exit:layer=2", "early-exit:layer=3,shape=2x2x1")

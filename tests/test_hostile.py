@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from toys import engine, near, run
 
+from draftproof.contracts import Ask, DraftSession
 from draftproof.drafters.children import Shape
 from draftproof.drafters.model import ModelDrafter
 from draftproof.drafters.ngram import NgramDrafter
@@ -15,7 +16,7 @@ from draftproof.drafters.null import NullDrafter, Stateless
 from draftproof.engine import Engine
 from draftproof.models.toy import ToyModel
 from draftproof.stats import Stats
-from draftproof.types import Ask, DraftSession, InputError, Output, Proposal, SamplingParams, Segment, chain
+from draftproof.types import InputError, Output, Proposal, SamplingParams, Segment, chain
 from draftproof.verify import BlockRule, CoupledRule, TokenRule, TreeRule
 
 GREEDY = SamplingParams(max_tokens=60)

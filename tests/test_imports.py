@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent / "src" / "draftproof"
 # A part may import its own level and what stands before it. Parts without a level of their own come last.
 LEVELS = (
     ("types",),
-    ("device", "tree", "rng", "sampling", "verify", "fast", "stream", "text", "vocab", "stats", "stop", "specs"),
+    ("contracts",),
+    ("device", "tree", "rng", "sampling", "verify", "fast", "streaming", "text", "vocab", "stats", "stop", "specs"),
     ("session",),
     ("models", "drafters"),
     ("request", "engine"),
@@ -24,7 +25,7 @@ LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
 LAST = len(LEVELS)
 # Plug-ins know the contracts, the mathematics and the session; nothing of the loop, and not each other.
 PLUGINS = ("models", "drafters")
-PLUGINS_MAY_IMPORT = {"types", "device", "tree", "sampling", "verify", "rng", "session", "fast"}
+PLUGINS_MAY_IMPORT = {"types", "contracts", "device", "tree", "sampling", "verify", "rng", "session", "fast"}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftproof import rng
-from draftproof.types import Key
+from draftproof.contracts import Key
 
 WORD = st.integers(0, 2**64 - 1)
 

@@ -158,11 +158,14 @@ def test_fast_outcomes_equal_the_reference(name: str, parents: tuple[int, ...], 
 @pytest.mark.parametrize("name", ["token", "tree"])
 @pytest.mark.parametrize("parents", TREES)
 def test_chosen_trees_have_one_law_whatever_the_rule(name: str, parents: tuple[int, ...]) -> None:
-    """Siblings must differ: a chosen set has no doubles."""
+    """Under the token rule also where siblings are the same token, as a careless drafter's may be."""
     generator = torch.Generator().manual_seed(1)
     for _ in range(10):
         rows = torch.softmax(2 * torch.randn(len(parents) + 1, 60, generator=generator), -1)
-        proposal = Proposal(torch.randperm(60, generator=generator)[: len(parents)], parents)
+        doubles = torch.randint(0, 4, (len(parents),), generator=generator)
+        proposal = Proposal(
+            doubles if name == "token" else torch.randperm(60, generator=generator)[: len(parents)], parents
+        )
         slow, quick = RATIO[name].outcomes(proposal, rows), fast.outcomes(RATIO[name], proposal, rows)
         torch.testing.assert_close(slow.stops, quick.stops, rtol=0, atol=1e-6)
         for stop in range(len(parents) + 1):
@@ -229,3 +232,15 @@ def test_stops_are_probabilities_to_the_last_digit(name: str) -> None:
         for _, proposal in proposals(q, (-1, 0, 1), drawn=True):
             stops = RATIO[name].outcomes(proposal, target_rows(p, proposal)).stops
             assert float(stops.min()) >= 0 and float(stops.max()) <= 1
+
+
+def test_a_rule_of_the_users_own_is_asked_itself() -> None:
+    class Never(verify.TokenRule):
+        name = "block"
+
+        def outcomes(self, proposal: Proposal, target_probs: Tensor) -> verify.Rows:
+            return verify.Rows(torch.tensor([1.0] + [0.0] * len(proposal), dtype=torch.float64), list(target_probs))
+
+    for drawn in (True, False):
+        proposal, rows = random_case(3, (-1, 0), drawn)
+        assert fast.outcomes(Never(), proposal, rows).stops.tolist() == [1, 0, 0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
+from draftproof.contracts import Drafter, Rule
 from draftproof.drafters.children import Shape
 from draftproof.drafters.early_exit import EarlyExitDrafter
 from draftproof.drafters.model import ModelDrafter
@@ -13,7 +14,7 @@ from draftproof.drafters.null import NullDrafter
 from draftproof.engine import Engine
 from draftproof.models.toy import ToyModel
 from draftproof.stats import Stats
-from draftproof.types import Drafter, Rule, SamplingParams, Step
+from draftproof.types import SamplingParams, Step
 from draftproof.verify import BlockRule, CoupledRule, TokenRule, TreeRule
 
 Make = Callable[[ToyModel, int], Drafter]

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftproof import specs
+from draftproof.contracts import Drafter, Model, Rule
 from draftproof.engine import Engine
-from draftproof.types import Drafter, InputError, Model, Rule
+from draftproof.types import InputError
 from draftproof.verify import BlockRule, CoupledRule, TokenRule, TreeRule
 
 Options = Mapping[str, Any]

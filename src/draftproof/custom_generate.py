@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from draftproof import catalog
+from draftproof.contracts import Drafter
 from draftproof.engine import Engine
 from draftproof.models.hf import HfModel
 from draftproof.request import Request
-from draftproof.types import Drafter, InputError, SamplingParams
+from draftproof.types import InputError, SamplingParams
 
 
 def hf_generate(

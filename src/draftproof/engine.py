@@ -11,27 +11,14 @@ from dataclasses import replace
 import torch
 
 from draftproof import tree
+from draftproof.contracts import Ask, Drafter, Model, Rule, TextEnd
 from draftproof.device import upload
 from draftproof.fast import Judgement, fetch, judge
 from draftproof.request import Request, Running, new_request
 from draftproof.sampling import log_probabilities
 from draftproof.session import Session, prefill
 from draftproof.stats import Clock
-from draftproof.types import (
-    Ask,
-    Drafter,
-    InputError,
-    Model,
-    Origin,
-    Output,
-    Proposal,
-    Rule,
-    SamplingParams,
-    Step,
-    TextEnd,
-    TokenLogprob,
-    chain,
-)
+from draftproof.types import InputError, Origin, Output, Proposal, SamplingParams, Step, TokenLogprob, chain
 from draftproof.verify import CoupledRule
 
 _NO_TOKEN = (

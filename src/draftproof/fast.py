@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from draftproof import tree, verify
+from draftproof.contracts import Key, Outcomes, Rule, Source
 from draftproof.device import upload
 from draftproof.rng import best
 from draftproof.sampling import Sampler, nucleus_by_sort, nucleus_threshold, probabilities
-from draftproof.types import Key, Outcomes, Proposal, Rule, Source, Verdict
+from draftproof.types import Proposal, Verdict
 
 _LIKELY = 1e-3
 
@@ -49,11 +50,12 @@ def nucleus_by_cut(probs: Tensor, top_p: float) -> Tensor:
 
 def outcomes(rule: Rule, proposal: Proposal, target_probs: Tensor) -> Outcomes:
     """`rule.outcomes` by the quickest form that fits the proposal."""
-    if not len(proposal):
+    known = type(rule) in (verify.TokenRule, verify.BlockRule, verify.TreeRule)
+    if not known or not len(proposal) or proposal.coupled:
         return rule.outcomes(proposal, target_probs)
-    if proposal.probs is None and not proposal.coupled:
+    if proposal.probs is None:
         return Chosen(proposal, target_probs)
-    if rule.name in ("block", "tree") and tree.is_chain(proposal.parents) and not proposal.coupled:
+    if type(rule) is not verify.TokenRule and tree.is_chain(proposal.parents):
         return BlockChain(proposal, target_probs)
     return rule.outcomes(proposal, target_probs)
 
@@ -66,14 +68,22 @@ class Chosen:
         self._kids = tree.children(proposal.parents)
         above = _above(proposal, target_probs)
         reach = [torch.ones((), dtype=torch.float64, device=target_probs.device)]
-        for parent, p in zip(proposal.parents, target_probs[above, proposal.tokens].double(), strict=True):
-            reach.append(reach[parent + 1] * p)
+        alone = target_probs[above, proposal.tokens].double()
+        for node, parent in enumerate(proposal.parents):
+            reach.append(reach[parent + 1] * self._first(node, alone[node]))
         self.stops = torch.stack(
             [
                 at - sum((reach[kid + 1] for kid in self._kids[node - 1]), at.new_zeros(()))
                 for node, at in enumerate(reach)
             ]
         ).clamp(min=0)
+
+    def _first(self, node: int, p: Tensor) -> Tensor:
+        """0 for a token that an elder sibling has offered already."""
+        tokens, kids = self._proposal.tokens, self._kids[self._proposal.parents[node]]
+        for elder in kids[: kids.index(node)]:
+            p = p * (tokens[elder] != tokens[node])
+        return p
 
     def after(self, stop: int) -> Tensor:
         """The target's row without the tokens offered there, not normalised; whole where rounding alone leads here."""
@@ -104,7 +114,9 @@ class BlockChain:
 
     def after(self, stop: int) -> Tensor:
         """The residual at that position, not normalised; the target's row behind the last token."""
-        return self._left[stop] if stop < len(self._left) else self._rows[stop]
+        if stop == len(self._left):
+            return self._rows[stop]
+        return torch.where(self._left[stop].sum() > 0, self._left[stop], self._rows[stop])
 
 
 @dataclass(frozen=True)

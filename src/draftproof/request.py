@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from draftproof.contracts import DraftSession, Model, TextEnd
 from draftproof.fast import FastSampler
 from draftproof.rng import PhiloxSource
 from draftproof.session import Session
 from draftproof.stop import Stopper
-from draftproof.types import DraftSession, FinishReason, InputError, Model, SamplingParams, TextEnd
+from draftproof.types import FinishReason, InputError, SamplingParams
 
 
 @dataclass(eq=False)

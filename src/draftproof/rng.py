@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftproof.contracts import Key
 from draftproof.device import send
-from draftproof.types import Key
 
 _MASK = (1 << 64) - 1
 _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
@@ -45,7 +45,7 @@ def uniform(seed: int, position: int, use: str, index: int = 0) -> float:
 def exponentials(seed: int, position: int, size: int) -> np.ndarray:
     """[size] float64 standard exponentials, the noise of one position: entry x belongs to token x."""
     bits = np.random.Philox(key=np.array([seed, _USES["noise"]], np.uint64), counter=np.array([0, position, 0, 0]))
-    uniforms = ((bits.random_raw(size) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    uniforms = ((bits.random_raw(size) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52  # never 0 or 1
     return -np.log(uniforms)
 
 
@@ -107,7 +107,7 @@ class PhiloxSource:
     def _speed(self, position: int, row: Tensor) -> Tensor:
         """1 / exponentials of a position; kept, since drafter, target and later steps ask for the same ones."""
         speed = self._speeds.get(position)
-        if speed is None or len(speed) != len(row):
+        if speed is None or (len(speed), speed.dtype, speed.device) != (len(row), row.dtype, row.device):
             noise = 1.0 / exponentials(self.seed, position, len(row))
             speed = send(torch.from_numpy(noise).to(row.dtype), row.device)
             self._speeds[position] = speed

@@ -20,7 +20,7 @@ Nucleus = Callable[[Tensor, float], Tensor]
 
 
 class Sampler:
-    """The sampling parameters of one request as a function of logits and prefix (protocol `types.Policy`)."""
+    """The sampling parameters of one request as a function of logits and prefix (protocol `contracts.Policy`)."""
 
     def __init__(self, params: SamplingParams, prompt_length: int, stop_tokens: Sequence[int] = ()) -> None:
         """stop_tokens: the model's end tokens, which `min_tokens` forbids beside the request's own."""

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import torch
 
 from draftproof import tree
+from draftproof.contracts import Model
 from draftproof.device import upload
-from draftproof.types import Model, Output, Proposal, Segment, chain
+from draftproof.types import Output, Proposal, Segment, chain
 
 PREFILL_CHUNK = 1024
 

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from draftproof.stream import StopStrings, Stream, cut
+from draftproof.streaming import StopStrings, Stream, cut
 from draftproof.types import InputError
 
 __all__ = ["StopStrings", "Stream", "Text", "cut", "letters"]

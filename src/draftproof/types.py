@@ -1,11 +1,11 @@
-"""The data that passes between the parts, and the protocols of the parts. No behaviour beyond shape checks.
+"""The data that passes between the parts. No behaviour beyond shape checks; the parts themselves: contracts.py.
 
 N draft nodes, V vocabulary of the target, T tokens fed, L layers asked for, H hidden width, R rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -54,6 +54,14 @@ def chain(tokens: Sequence[int], probs: Tensor | None = None, device: torch.devi
     """A proposal without branches; `chain([])` proposes nothing."""
     ids = torch.tensor(list(tokens), dtype=torch.int64).to(device, non_blocking=True)
     return Proposal(ids, tuple(range(-1, len(tokens) - 1)), probs)
+
+
+class Cache(Protocol):
+    """One request's entries in a model: position-addressed, owned by the model that made it."""
+
+    @property
+    def length(self) -> int:
+        """Entries that went through every layer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,153 +233,3 @@ _BOUNDS: tuple[tuple[str, float, float], ...] = (
     ("logprobs", 0, 1000),
     ("gamma", 0, 1024),
 )
-
-
-class TextEnd(Protocol):
-    """What the engine knows of text: where it ends."""
-
-    @property
-    def eos_ids(self) -> Sequence[int]:
-        """The model's end tokens."""
-
-    def watch(self, stop_strings: Sequence[str]) -> Callable[[int], bool]:
-        """A function to be given every new token; True once the text holds a stop string."""
-
-
-class Cache(Protocol):
-    """One request's entries in a model: position-addressed, owned by the model that made it."""
-
-    @property
-    def length(self) -> int:
-        """Entries that went through every layer."""
-
-
-class Model(Protocol):
-    """Weights, shared and read-only. Every state of a request lies in its `Cache`."""
-
-    name: str
-    vocab_size: int
-    max_context: int | None
-    device: torch.device
-    can: frozenset[str]
-    """Of {"rollback", "tree", "hidden", "early_exit", "invariant"}."""
-    num_layers: int
-
-    def new_cache(self) -> Cache:
-        """An empty cache."""
-
-    def forward(
-        self, segments: Sequence[Segment], layers: Sequence[int] = (), exit_layer: int | None = None
-    ) -> list[Output]:
-        """One call for all requests: append every segment's tokens to its cache, return logits and states.
-
-        With `exit_layer` = L only the first L layers run, then the norm and the head; the tokens become shallow
-        entries behind `cache.length`, and a later full call takes them up by `Segment.resume`.
-        """
-
-    def reusable(self, cache: Cache, length: int) -> int:
-        """The longest length <= `length` to which `rollback` can go (a sliding window may have lost entries)."""
-
-    def rollback(self, cache: Cache, length: int, keep: Sequence[int] = ()) -> None:
-        """Afterwards: entries [0, length), then the entries `keep` (absolute, ascending); no shallow ones."""
-
-
-@dataclass(frozen=True)
-class Key:
-    """Where a random number belongs: the context length when its step began, the use, and an index within it.
-
-    A step commits at least one token, so the context length never repeats within a request: no number is used twice.
-    """
-
-    position: int
-    use: Literal["draft", "stop", "next"]
-    index: int = 0
-
-
-class Source(Protocol):
-    """All randomness of one request."""
-
-    def draw(self, row: Tensor, key: Key) -> Tensor:
-        """A token from the row [V]; int64 scalar on the row's device, never one of probability zero."""
-
-    def ranked(self, row: Tensor, k: int, position: int) -> Tensor:
-        """The min(k, V) best tokens of log(row) + Gumbel noise of that position, best first; the first has row > 0."""
-
-
-class Policy(Protocol):
-    """The request's sampling parameters as a function: logits of a node and its own prefix -> distribution."""
-
-    greedy: bool
-
-    def scores(self, logits: Tensor, context: Sequence[int], proposal: Proposal, nodes: Sequence[int]) -> Tensor:
-        """[R, V] float: bias, penalties and masks applied; row r stands behind node nodes[r], -1 the context's end."""
-
-    def probabilities(self, scores: Tensor) -> Tensor:
-        """[R, V]: temperature and filters applied; greedy is one-hot."""
-
-
-@dataclass(frozen=True, eq=False)
-class Ask:
-    """What a drafter is asked for by one request: at most `depth` tokens on every path.
-
-    policy and source are the request's own: a drafter uses them so that its rows pass the same stages as the
-    target's. With `coupled` it offers the best tokens under the noise of each position.
-    """
-
-    session: DraftSession
-    context: Sequence[int]
-    depth: int
-    policy: Policy
-    source: Source
-    coupled: bool = False
-
-
-class DraftSession(Protocol):
-    """One request's state in a drafter."""
-
-    def observe(self, context: Sequence[int], drafted: Sequence[int], hidden: Tensor | None) -> None:
-        """Called after every step, also after an empty proposal.
-
-        context: all committed tokens; drafted: the step's draft tokens as host integers (nothing needs to be
-        fetched again); hidden [n, L, H]: the target's states of the tokens fed that are now committed.
-        """
-
-
-class Drafter(Protocol):
-    """Weights, shared and read-only, of anything that proposes."""
-
-    name: str
-    layers: tuple[int, ...]
-    """Target layers whose states it wants."""
-    draws: bool
-    """True: its tokens are drawn and carry rows; False: they are chosen."""
-    branches: bool
-    """True: it may propose trees."""
-    gamma: int
-    """Draft tokens asked for a step: the longest path it proposes."""
-
-    def start(self, target: Any) -> DraftSession:
-        """State for a new request; `target` is the request's `session.Session`, which early exit shares."""
-
-    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
-        """One proposal a request, batched. A drawn token is never withdrawn because of what it is."""
-
-
-class Outcomes(Protocol):
-    """A verification rule applied to one proposal: a distribution over what happens. No randomness inside."""
-
-    @property
-    def stops(self) -> Tensor:
-        """[N + 1] float64, sums to 1: where the accepted path ends; 0 is the root, i + 1 node i."""
-
-    def after(self, stop: int) -> Tensor:
-        """[V]: distribution of the token emitted at that stop."""
-
-
-class Rule(Protocol):
-    """A pure function of (proposal, target rows [N + 1, V])."""
-
-    name: str
-
-    def outcomes(self, proposal: Proposal, target_probs: Tensor) -> Outcomes:
-        """Row 0 of target_probs follows the last committed token, row i + 1 node i."""

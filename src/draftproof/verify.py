@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from draftproof import tree
+from draftproof.contracts import Outcomes, Source
 from draftproof.device import upload
-from draftproof.types import Outcomes, Proposal, Source, Verdict
+from draftproof.types import Proposal, Verdict
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from draftproof.audit.branching import Branching, Fixed, Noise, explore
 from draftproof.audit.polygon import TRIANGLE, Polygon, area, centre, clip, winners
-from draftproof.types import Key
+from draftproof.contracts import Key
 
 weights = st.floats(0.001, 1.0)
 rows = st.tuples(weights, weights, weights).map(lambda row: tuple(x / sum(row) for x in row))

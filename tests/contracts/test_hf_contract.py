@@ -11,11 +11,12 @@ import torch
 from models.hf_models import FAMILIES, VOCABULARY, build, tokens
 
 from draftproof.catalog import Loaded, load_drafter, load_rule
+from draftproof.contracts import Drafter
 from draftproof.drafters.children import Shape
 from draftproof.drafters.model import ModelDrafter
 from draftproof.engine import Engine
 from draftproof.models.hf import HfModel
-from draftproof.types import Drafter, SamplingParams
+from draftproof.types import SamplingParams
 
 DRAFTERS = ("null", "ngram:min=1", "ngram:min=1,width=3", "early-exit:layer=2", "early-exit:layer=3,shape=2x2x1")
 MODELS = ("model", "model-tree", "itself")

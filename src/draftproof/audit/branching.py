@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from draftproof.audit.polygon import TRIANGLE, Polygon, centre, winners
-from draftproof.types import Key
+from draftproof.contracts import Key
 
 Result = TypeVar("Result")
 Interval = tuple[float, float]
@@ -41,7 +41,7 @@ class _Fork:
 
 @dataclass
 class Branching:
-    """Protocol `types.Source`. `weight` is the probability of the way taken so far."""
+    """Protocol `contracts.Source`. `weight` is the probability of the way taken so far."""
 
     uniforms: dict[Key, Interval]
     positions: dict[int, Polygon]

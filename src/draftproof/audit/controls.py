@@ -10,9 +10,10 @@ from draftproof.audit import wrong
 from draftproof.audit.laws import AnyRule, Fast, law_of, plain_law, total_variation
 from draftproof.audit.matrix import PROMPT, TOKENS, draft_model, target
 from draftproof.audit.scene import Scene
+from draftproof.contracts import Drafter
 from draftproof.drafters.children import Shape
 from draftproof.drafters.model import ModelDrafter
-from draftproof.types import Drafter, SamplingParams
+from draftproof.types import SamplingParams
 from draftproof.verify import BlockRule, CoupledRule, TokenRule, TreeRule
 
 CAUGHT = 0.01

@@ -12,11 +12,12 @@ from typing import Any
 from draftproof import tree
 from draftproof.audit.branching import Branching, Fixed, Noise, explore
 from draftproof.audit.scene import Draft, Law, Scene, unchanged
+from draftproof.contracts import Rule
 from draftproof.engine import Engine
 from draftproof.fast import Judgement, fetch, judge
 from draftproof.request import Request
 from draftproof.sampling import Sampler
-from draftproof.types import Rule, Step, Verdict, chain
+from draftproof.types import Step, Verdict, chain
 from draftproof.verify import CoupledRule
 
 AnyRule = Rule | CoupledRule

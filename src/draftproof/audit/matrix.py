@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from draftproof.catalog import load_rule
+from draftproof.contracts import Drafter
 from draftproof.drafters.children import Shape
 from draftproof.drafters.early_exit import EarlyExitDrafter
 from draftproof.drafters.model import ModelDrafter
 from draftproof.drafters.ngram import NgramDrafter
 from draftproof.models.toy import ToyModel
-from draftproof.types import Drafter, SamplingParams
+from draftproof.types import SamplingParams
 
 VOCAB = 3
 SEED = 20

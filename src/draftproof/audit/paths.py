@@ -16,12 +16,13 @@ from torch import Tensor
 
 from draftproof import tree
 from draftproof.catalog import Loaded, Place, load_drafter, load_rule
+from draftproof.contracts import Model
 from draftproof.drafters.null import NullDrafter
 from draftproof.engine import Engine
 from draftproof.rng import exponentials
 from draftproof.sampling import Sampler
 from draftproof.session import Session, score
-from draftproof.types import Cache, InputError, Model, SamplingParams, Step, chain
+from draftproof.types import Cache, InputError, SamplingParams, Step, chain
 from draftproof.verify import CoupledRule
 
 Class = Literal["identical", "numeric tie", "defect"]

@@ -23,10 +23,11 @@ from draftproof.audit.statistics import (
     holm,
     pearson,
 )
+from draftproof.contracts import Model
 from draftproof.engine import Engine
 from draftproof.sampling import Sampler
 from draftproof.session import Session, score
-from draftproof.types import InputError, Model, SamplingParams, chain
+from draftproof.types import InputError, SamplingParams, chain
 
 PAIRS = 32
 _SLACK = 0.99

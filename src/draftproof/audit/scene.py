@@ -9,12 +9,13 @@ from torch import Tensor
 
 from draftproof import tree
 from draftproof.audit.branching import Noise, explore
+from draftproof.contracts import Ask, Drafter, Model, Source
 from draftproof.fast import FastSampler
 from draftproof.request import Running
 from draftproof.sampling import Sampler
 from draftproof.session import Session
 from draftproof.stop import Stopper
-from draftproof.types import Ask, Drafter, Model, Proposal, SamplingParams, Source, chain
+from draftproof.types import Proposal, SamplingParams, chain
 
 Wrap = Callable[[Source], Source]
 Law = dict[tuple[int, ...], float]

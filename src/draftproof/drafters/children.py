@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from draftproof import tree
+from draftproof.contracts import Ask, Key
 from draftproof.rng import best
-from draftproof.types import Ask, InputError, Key, Proposal
+from draftproof.types import InputError, Proposal
 
 Scheme = Literal["drawn", "chosen", "mixed"]
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
+from draftproof.contracts import Ask, DraftSession, Model
 from draftproof.drafters.children import Growing, Shape
 from draftproof.session import Session
-from draftproof.types import Ask, DraftSession, InputError, Model, Proposal
+from draftproof.types import InputError, Proposal
 
 
 class EarlyExitDrafter:

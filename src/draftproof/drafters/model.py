@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftproof.contracts import Ask, DraftSession, Model
 from draftproof.drafters.children import Growing, Shape
 from draftproof.session import Session, prefill
-from draftproof.types import Ask, DraftSession, InputError, Model, Proposal, chain
+from draftproof.types import InputError, Proposal, chain
 
 
 class ModelDrafter:
@@ -36,7 +37,10 @@ class ModelDrafter:
         self._bias = _forbidden(model, vocab_size, allowed)
 
     def start(self, target: Any) -> DraftSession:
-        """A cache in the draft model for one request."""
+        """A cache in the draft model for one request. InputError where it lies on another device than the target."""
+        if target.model.device != self.model.device:
+            where = f"{self.model.device}, the target on {target.model.device}"
+            raise InputError(f"the draft model is on {where}: load both on the same device.")
         return _ModelSession(self.model)
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftproof.contracts import Ask, DraftSession
 from draftproof.device import upload
-from draftproof.types import Ask, DraftSession, InputError, Proposal
+from draftproof.types import InputError, Proposal
 
 _SCANNED = 256
 

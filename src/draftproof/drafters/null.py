@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from draftproof.types import Ask, DraftSession, Proposal, chain
+from draftproof.contracts import Ask, DraftSession
+from draftproof.types import Proposal, chain
 
 
 class NullDrafter:

@@ -1,0 +1,136 @@
+"""Read a Hugging Face folder with transformers, refusing early what cannot be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftproof.models.hf_check import first_line, refuse_class, refuse_config
+from draftproof.types import InputError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def read_folder(path: str, device: str, dtype: str) -> Any:
+    """The model of a folder, on its device, in evaluation mode. Raises `InputError`."""
+    place = check_device(device)
+    if dtype not in DTYPES:
+        raise InputError(f'dtype must be one of {", ".join(DTYPES)}, not "{dtype}".')
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise InputError(f"{path} is not a folder: give one that holds a Hugging Face model, with its config.json.")
+    config = _read_config(folder)
+    refuse_config(config, path)
+    _check_weights(folder)
+    return _read_model(folder, config, dtype).to(place).eval()
+
+
+def check_device(device: str) -> torch.device:
+    """The device of that name, if this machine has it."""
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f'"{device}" is no device: use cpu, cuda, cuda:N or mps.') from error
+    if place.type not in ("cpu", "cuda", "mps"):
+        raise InputError(f'device "{device}" is not supported: use cpu, cuda, cuda:N or mps.')
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise InputError(
+            f"device {device} is not available: this machine has {torch.cuda.device_count()} CUDA devices."
+        )
+    if place.type == "mps" and not torch.backends.mps.is_available():
+        raise InputError("device mps is not available on this machine: use cpu.")
+    return place
+
+
+def _read_config(folder: Path) -> Any:
+    from transformers import AutoConfig
+
+    file = folder / "config.json"
+    if not file.is_file():
+        raise InputError(f"{folder} has no config.json: give a folder that holds a Hugging Face model.")
+    try:
+        json.loads(file.read_text(encoding="utf-8"))
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{file} cannot be used: {first_line(error)}.") from error
+
+
+def _check_weights(folder: Path) -> None:
+    """Every weight file named is there and whole."""
+    from safetensors import SafetensorError, safe_open
+
+    files = sorted(folder.glob("*.safetensors"))
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise InputError(f"{index} cannot be read: download it again.") from error
+        missing = sorted(named - {file.name for file in files})
+        if missing:
+            raise InputError(f"{folder} lacks the weight file {missing[0]}: download it again.")
+    if not files and not list(folder.glob("pytorch_model*.bin")):
+        raise InputError(f"{folder} has no weights: it needs a model.safetensors file.")
+    for file in files:
+        try:
+            with safe_open(file, "pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{file} is truncated or damaged ({first_line(error)}): download it again.") from error
+
+
+def _read_model(folder: Path, config: Any, dtype: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        refuse_class(_architecture(config, folder), str(folder))
+        with _quiet():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype="auto" if dtype == "auto" else getattr(torch, dtype),
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+            )
+    except InputError:
+        raise
+    except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError) as error:
+        raise InputError(f"{folder} cannot be loaded: {first_line(error)}.") from error
+    for problem, names in (("lacks", report["missing_keys"]), ("has another shape for", report["mismatched_keys"])):
+        if names:
+            first = sorted(str(name) for name in names)[0]
+            raise InputError(
+                f"{folder} {problem} the weight {first} ({len(names)} in all): the files do not belong together."
+            )
+    return model
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bar and no report of transformers: what is wrong is said in one sentence of ours."""
+    from transformers.utils import logging
+
+    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bar:
+            logging.enable_progress_bar()
+
+
+def _architecture(config: Any, folder: Path) -> Any:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise InputError(f"{folder} holds a {config.model_type} model, which is no causal language model.")
+    found = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return found[0] if isinstance(found, (tuple, list)) else found
