@@ -22,6 +22,8 @@ class Model(Protocol):
     vocab_size: int
     max_context: int | None
     device: torch.device
+    dtype: str
+    """Precision it computes in, such as "bfloat16"."""
     can: frozenset[str]
     """Of {"rollback", "tree", "hidden", "early_exit", "invariant"}."""
     num_layers: int

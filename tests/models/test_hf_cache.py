@@ -238,6 +238,16 @@ def test_a_draft_can_go_back_whatever_its_size(windowed: Pair) -> None:
         assert windowed.ours.reusable(steps[0].cache, length) == length, name
 
 
+def test_a_window_gives_back_what_a_long_draft_took(windowed: Pair) -> None:
+    text, cache = tokens(1200), windowed.ours.new_cache()
+    feed(windowed.ours, cache, text[:1000], exit_layer=2)
+    windowed.ours.forward([straight(cache, text[:1100], 1, 1000)])
+    rows = [feed(windowed.ours, cache, text[at : at + 10]).logits for at in range(1100, 1200, 10)]
+    assert largest(torch.cat(rows), plain(windowed.own, text)[1100:]) <= CLOSE
+    held = [store.capacity for store in cache.stores if store.kind.sight.window is not None]
+    assert max(held) <= WINDOW + 3 * SPARE
+
+
 def test_a_failed_call_leaves_the_cache_usable(windowed: Pair) -> None:
     text, cache = tokens(30), windowed.ours.new_cache()
     feed(windowed.ours, cache, text)

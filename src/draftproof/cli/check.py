@@ -67,7 +67,7 @@ def command(
         spec = _bare(draft)
         loaded["draft"] = setup.load_target(spec, place)
         verdict = Verdict(f"model:{spec}", *_pair(loaded["target"], loaded["draft"]))
-    facts = {role: _facts(model, place) for role, model in loaded.items()}
+    facts = {role: _facts(model) for role, model in loaded.items()}
     (_print_json if json else _print)(facts, verdict)
     if verdict.problem is not None:
         raise typer.Exit(2)
@@ -111,19 +111,18 @@ def _drafter(spec: str, target: Loaded, place: Place) -> str | None:
 
 def _bare(spec: str) -> str:
     """The model inside `model:hf:FOLDER,gamma=5`; another spec as it is."""
-    from draftproof import specs
+    from draftproof import catalog, specs
 
     parsed = specs.parse(spec)
     if parsed.name != "model":
         return spec
-    kept = [f"{key}={value}" for key, value in parsed.options.items() if key in ("device", "dtype")]
+    own = catalog.drafters()["model"].options
+    kept = [f"{key}={value}" for key, value in parsed.options.items() if key not in own]
     return ",".join([parsed.argument, *kept])
 
 
-def _facts(loaded: Loaded, place: Place) -> dict[str, Any]:
+def _facts(loaded: Loaded) -> dict[str, Any]:
     """What there is to know about one model; memory in bytes."""
-    from draftproof.cli.setup import dtype_name
-
     model, text = loaded.model, loaded.text
     tokenizer = None if text is None else text.tokenizer
     special = (
@@ -148,7 +147,7 @@ def _facts(loaded: Loaded, place: Place) -> dict[str, Any]:
         "max_context": model.max_context,
         "num_layers": model.num_layers,
         "device": str(model.device),
-        "dtype": dtype_name(loaded, place),
+        "dtype": loaded.model.dtype,
         "memory": memory,
         "can": sorted(model.can),
     }

@@ -29,7 +29,6 @@ class Setup:
     engine: Engine
     target: Loaded
     options: ModelOptions
-    place: Place
 
     @property
     def text(self) -> Text:
@@ -60,7 +59,7 @@ class Setup:
         asked = f"{rule} (auto)" if self.options.rule == "auto" else rule
         reason = self.drafting_off(max_tokens)
         method = f"drafting off: {reason}" if reason else f"drafter {drafter.name} (γ {self.gamma}) · rule {asked}"
-        where = [str(self.target.model.device), dtype_name(self.target, self.place)]
+        where = [str(self.target.model.device), self.target.model.dtype]
         if self.target.model.device.type == "cpu":
             where.append(show.count(torch.get_num_threads(), "thread"))
         return f"target {Path(self.target.model.name).name} · {method} · {', '.join(where)}"
@@ -73,7 +72,7 @@ class Setup:
             "rule": self.engine.rule.name,
             "gamma": self.gamma,
             "device": str(self.target.model.device),
-            "dtype": dtype_name(self.target, self.place),
+            "dtype": self.target.model.dtype,
             "threads": torch.get_num_threads(),
             "drafting_off": self.drafting_off(max_tokens),
         }
@@ -87,7 +86,7 @@ def load(options: ModelOptions) -> Setup:
     with show.busy("loading the drafter"):
         drafter = catalog.load_drafter(drafter_spec, target, place)
         rule = catalog.load_rule(options.rule, drafter)
-    return Setup(Engine(target.model, drafter, rule, target.text), target, options, place)
+    return Setup(Engine(target.model, drafter, rule, target.text), target, options)
 
 
 def settle(device: str, dtype: str, threads: int | None) -> Place:
@@ -125,11 +124,6 @@ def with_gamma(drafter: str, gamma: int | None) -> str:
     if entry is None or "gamma" not in entry.options or {"gamma", "shape"} & set(parsed.options):
         return drafter
     return f"{drafter},gamma={gamma}" if parsed.argument or parsed.options else f"{drafter.rstrip(':')}:gamma={gamma}"
-
-
-def dtype_name(loaded: Loaded, place: Place) -> str:
-    """The precision a model computes in, as far as it says so."""
-    return str(getattr(loaded.model, "dtype", place.dtype)).removeprefix("torch.")
 
 
 class Watch:

@@ -62,6 +62,7 @@ class HfModel:
         text = hf_check.text_config(model.config)
         self.name, self.num_layers = name, int(text.num_hidden_layers)
         self.max_context = hf_check.context_limit(model.config)
+        self.dtype = str(model.dtype).removeprefix("torch.")
         net = hf_layers.private(model)
         trunk = hf_layers.find_layers(net, self.num_layers)
         if trunk is None:

@@ -59,6 +59,7 @@ class ToyModel:
         self.fed = 0
         self.calls = 0
         self._seed, self._order, self._near, self._dtype = seed, order, near, dtype
+        self.dtype = str(dtype).removeprefix("torch.")
         self._row = lru_cache(maxsize=65536)(self._make_row)
 
     def new_cache(self) -> Cache:
