@@ -70,6 +70,15 @@ def test_left_padded_batches(model: Any) -> None:
     assert torch.equal(model.generate(batch, custom_generate=draftproof.hf_generate, **options, **ends), plain)
 
 
+def test_rows_that_end_early_are_padded_as_transformers_pads(model: Any) -> None:
+    batch = ids([0, 0, 5, 6, 7], [9, 8, 7, 6, 5], [0, 0, 0, 0, 3])
+    options = {"attention_mask": (batch > 0).long(), "max_new_tokens": 20, "do_sample": False, "pad_token_id": None}
+    for ends in ([66, *range(50, 66)], list(range(20, 40))):
+        plain = model.generate(batch, eos_token_id=ends, **options)
+        ours = model.generate(batch, custom_generate=draftproof.hf_generate, eos_token_id=ends, **options)
+        assert torch.equal(ours, plain)
+
+
 def test_a_transformers_model_drafts(model: Any) -> None:
     plain = model.generate(PROMPT, max_new_tokens=30, do_sample=False)
     ours = model.generate(
@@ -131,6 +140,36 @@ def test_scores_and_logits_are_those_of_plain_decoding(model: Any) -> None:
     assert torch.equal(ours.sequences, plain.sequences)
     for kind in ("scores", "logits"):
         torch.testing.assert_close(torch.stack(ours[kind]), torch.stack(plain[kind]), rtol=1e-4, atol=1e-4)
+    batch = ids([0, 0, 5, 6, 7], [9, 8, 7, 6, 5])
+    options["attention_mask"] = (batch > 0).long()
+    plain, ours = (
+        model.generate(batch, **options),
+        model.generate(batch, custom_generate=draftproof.hf_generate, **options),
+    )
+    for kind in ("scores", "logits"):
+        torch.testing.assert_close(torch.stack(ours[kind]), torch.stack(plain[kind]), rtol=1e-4, atol=1e-4)
+
+
+def test_what_would_be_missing_from_the_result_is_refused(model: Any) -> None:
+    for wanted in ("output_hidden_states", "output_attentions"):
+        with pytest.raises(InputError, match=wanted):
+            options = {"return_dict_in_generate": True, wanted: True, "max_new_tokens": 5}
+            model.generate(PROMPT, custom_generate=draftproof.hf_generate, **options)
+
+
+def test_a_text_that_cannot_go_on_is_an_error(model: Any) -> None:
+    class Forbid(LogitsProcessor):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            return scores - float("inf") if input_ids.shape[1] > 8 else scores
+
+    with pytest.raises(InputError, match="no token can follow"):
+        model.generate(
+            PROMPT,
+            custom_generate=draftproof.hf_generate,
+            logits_processor=[Forbid()],
+            max_new_tokens=9,
+            do_sample=False,
+        )
 
 
 def test_the_users_model_stays_as_it_was(model: Any) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from toys import engine, near, run
+from torch import Tensor
+from toys import engine, near, pairs, run
 
 from draftproof.contracts import Ask, DraftSession
 from draftproof.drafters.children import Shape
@@ -100,11 +101,34 @@ class Broken(ToyModel):
         return [Output(output.logits * float("nan")) for output in super().forward(segments, layers, exit_layer)]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+class BrokenLater(ToyModel):
+    """Returns NaN behind texts that hold more than `limit` tokens."""
+
+    limit = 11
+
+    def row(self, prefix: Sequence[int], exit_layer: int | None = None) -> Tensor:
+        row = super().row(prefix, exit_layer)
+        return row * float("nan") if len(prefix) > self.limit and exit_layer is None else row
+
+
+@pytest.mark.parametrize("drafter, rule", pairs())
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.1}, {"typical_p": 0.9}], ids=str)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_target_that_returns_nan_is_named(rule: Any, temperature: float) -> None:
-    with pytest.raises(InputError, match="NaN"):
-        run(Engine(Broken(7), NullDrafter(), rule), SamplingParams(temperature=temperature, max_tokens=4))
+def test_a_target_that_returns_nan_is_named_where_plain_decoding_names_it(
+    drafter: str, rule: str, filters: dict[str, Any], temperature: float
+) -> None:
+    """The tokens before it stand: as many as plain decoding gives, and under the coupled rule the same ones."""
+    params = SamplingParams(temperature=temperature, max_tokens=60, seed=2, **filters)
+    texts = []
+    for made in (engine(drafter, rule, target=BrokenLater(7)), engine("null", rule, target=BrokenLater(7))):
+        steps = made.generate([0, 1, 0], params)
+        texts.append([])
+        with pytest.raises(InputError, match="NaN"):
+            for step in steps:
+                texts[-1] += step.tokens
+    assert len(texts[0]) == len(texts[1]) == BrokenLater.limit + 1 - 3
+    if temperature == 0 or rule == "coupled":
+        assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("scheme", ["drawn", "chosen", "mixed"])

@@ -17,12 +17,6 @@ def test_a_path_begins_at_the_root_and_has_the_nodes_depth(parents: tuple[int, .
 
 
 @given(PARENTS)
-def test_a_node_attends_to_exactly_its_path(parents: tuple[int, ...]) -> None:
-    for node, row in enumerate(tree.ancestry(parents)):
-        assert [i for i, sees in enumerate(row) if sees] == list(tree.path(parents, node))
-
-
-@given(PARENTS)
 def test_every_node_is_the_child_of_its_parent_once(parents: tuple[int, ...]) -> None:
     kids = tree.children(parents)
     assert sorted(kid for row in kids.values() for kid in row) == list(range(len(parents)))

@@ -6,7 +6,7 @@ A single generation is this loop with one request; plain decoding is this loop w
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -49,9 +49,10 @@ class Engine:
         try:
             while request.finish_reason is None:
                 (step,) = self.step([request])
+                if step.tokens or step.error is None:
+                    yield step
                 if step.error is not None:
                     raise InputError(step.error)
-                yield step
         finally:
             request.finish("cancelled")
 
@@ -76,17 +77,17 @@ class Engine:
         clock.mark("rollback")
         outputs = self.target.forward(segments, self.drafter.layers)
         clock.mark("target")
-        pending = []
+        scored, pending = [], []
         for (request, _), proposal, output in zip(live, proposals, outputs, strict=True):
             nodes = range(tree.ROOT, len(proposal))
             scores = request.sampler.scores(output.logits, request.context, proposal, nodes)
+            scored.append(_Scored(proposal, output, scores))
             at = len(request.context)
             pending.append(judge(self.rule, proposal, scores, request.sampler, request.source, at))
         clock.mark("sampling")
         judged = fetch(pending, proposals)
         clock.mark("verify")
-        rows = zip(live, proposals, outputs, judged, strict=True)
-        steps = [self._commit(*who, proposal, output, *what) for who, proposal, output, what in rows]
+        steps = [self._commit(*who, one, *what) for who, one, what in zip(live, scored, judged, strict=True)]
         clock.mark("other")
         return [replace(step, timing=clock.timing()) for step in steps]
 
@@ -104,25 +105,21 @@ class Engine:
         return [made.get(i, self._nothing) for i in range(len(live))]
 
     def _commit(
-        self,
-        request: Request,
-        running: Running,
-        proposal: Proposal,
-        output: Output,
-        judgement: Judgement,
-        drafted: list[int],
+        self, request: Request, running: Running, scored: _Scored, judgement: Judgement, drafted: list[int]
     ) -> Step:
+        """Cut, append, tell session and drafter. Without a next token the accepted ones stand and the request ends."""
+        proposal = scored.proposal
         path, token = judgement.verdict.path, judgement.verdict.next_token
-        if token < 0:
-            request.finish("error")
-            return Step((), (), finish_reason="error", error=_NO_TOKEN)
-        new = [*(drafted[node] for node in path), token]
+        new = [*(drafted[node] for node in path), *([token] if token >= 0 else [])]
         kept, reason = request.stopper.cut(new)
-        logprobs = _logprobs(request, proposal, output, [tree.ROOT, *path][:kept], new[:kept])
+        if token < 0 and reason is None:
+            reason = "error"
+        logprobs = _logprobs(request, scored, [tree.ROOT, *path][:kept], new[:kept])
         prefilled = len(request.context) == request.prompt_length
         request.context += new[:kept]
+        request.source.forget(len(request.context))
         running.session.resolve(drafted)
-        running.draft.observe(request.context, drafted, _committed_states(output, proposal, path))
+        running.draft.observe(request.context, drafted, _committed_states(scored.output, proposal, path))
         if reason is not None:
             request.finish(reason)
         return Step(
@@ -139,7 +136,17 @@ class Engine:
             drafter=self.drafter.name,
             prefill=prefilled,
             finish_reason=reason,
+            error=_NO_TOKEN if reason == "error" else None,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class _Scored:
+    """A proposal with what the target says of it: its output, and the scores [N + 1, V] before temperature."""
+
+    proposal: Proposal
+    output: Output
+    scores: torch.Tensor
 
 
 def _origins(proposal: Proposal, path: Sequence[int]) -> tuple[Origin, ...]:
@@ -160,15 +167,14 @@ def _committed_states(output: Output, proposal: Proposal, path: Sequence[int]) -
     return output.hidden.index_select(0, upload(rows, output.hidden.device))
 
 
-def _logprobs(
-    request: Request, proposal: Proposal, output: Output, nodes: Sequence[int], kept: Sequence[int]
-) -> tuple[TokenLogprob, ...]:
+def _logprobs(request: Request, scored: _Scored, nodes: Sequence[int], kept: Sequence[int]) -> tuple[TokenLogprob, ...]:
     """The target's log-probability of every kept token, from the row of the node it follows."""
     wanted = request.params.logprobs
-    if wanted is None:
+    if wanted is None or not kept:
         return ()
-    rows = output.logits.index_select(0, upload([node + 1 for node in nodes], output.logits.device))
-    logs = log_probabilities(rows, request.sampler, request.context, proposal, nodes)
+    rows = upload([node + 1 for node in nodes], scored.scores.device)
+    logits, scores = scored.output.logits.index_select(0, rows), scored.scores.index_select(0, rows)
+    logs = log_probabilities(logits, scores, request.sampler)
     best = logs.topk(min(wanted, logs.shape[-1]))
     tops = [tuple(zip(*pair, strict=True)) for pair in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
     own = logs.gather(1, upload(kept, logs.device)[:, None])[:, 0].tolist()

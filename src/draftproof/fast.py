@@ -17,7 +17,7 @@ from draftproof import tree, verify
 from draftproof.contracts import Key, Outcomes, Rule, Source
 from draftproof.device import upload
 from draftproof.rng import best
-from draftproof.sampling import Sampler, nucleus_by_sort, nucleus_threshold, probabilities
+from draftproof.sampling import Sampler, nucleus_by_sort, nucleus_threshold, probabilities, proper
 from draftproof.types import Proposal, Verdict
 
 _LIKELY = 1e-3
@@ -44,7 +44,8 @@ def nucleus_by_cut(probs: Tensor, top_p: float) -> Tensor:
             likely = row[row >= cut]
             if likely.sum(dtype=np.float64) >= top_p:
                 break
-        thresholds.append(nucleus_threshold(torch.from_numpy(-np.sort(-likely))[None], top_p)[0])
+        ordered = torch.from_numpy(-np.sort(-likely)) if len(likely) else probs.new_full((1,), float("nan"))
+        thresholds.append(nucleus_threshold(ordered[None], top_p)[0])
     return torch.stack(thresholds)
 
 
@@ -169,24 +170,27 @@ def _by_picks(proposal: Proposal, picks: Tensor, probs: Tensor | None) -> Pendin
 
 
 def _by_ratio(rule: Rule, proposal: Proposal, probs: Tensor, source: Source, position: int) -> Pending:
-    """One uniform for the stop, another for the token behind it."""
+    """One uniform for the stop, another for the token behind it. The path ends where no token can follow."""
+    dead = probs[:, 0].isnan()
+    probs = proper(probs)
     result = outcomes(rule, proposal, probs)
     stop = source.draw(result.stops, Key(position, "stop"))
     if stop.device.type == "cpu":
         row = result.after(int(stop))
     else:
-        row = torch.stack([result.after(i) for i in range(len(proposal) + 1)]).index_select(0, stop.clamp(min=0)[None])[
-            0
-        ]
-    token = torch.where(stop >= 0, source.draw(row, Key(position, "next")), -1)
+        rows = torch.stack([result.after(i) for i in range(len(proposal) + 1)])
+        row = rows.index_select(0, stop[None])[0]
+    token = source.draw(row, Key(position, "next"))
     expected = verify.expected_accepted(proposal, result.stops)
 
     def finish(values: Sequence[float], tokens: Sequence[int]) -> Judgement:
-        verdict = Verdict(tree.path(proposal.parents, int(values[0]) - 1), int(values[1]))
-        return _judged(proposal, verdict, values[2], values[3:])
+        path = tree.path(proposal.parents, int(values[0]) - 1)
+        ends = [i for i, node in enumerate((tree.ROOT, *path)) if values[3 + node + 1]]
+        verdict = Verdict(path[: ends[0]], -1) if ends else Verdict(path, int(values[1]))
+        return _judged(proposal, verdict, values[2], values[4 + len(proposal) :])
 
     head = torch.stack([stop.double(), token.double(), expected])
-    return Pending(torch.cat([head, _overlaps(proposal, probs)]), finish)
+    return Pending(torch.cat([head, dead.double(), _overlaps(proposal, probs)]), finish)
 
 
 def _above(proposal: Proposal, like: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ Nothing depends on the batch, the device or on what was drawn before.
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
 
 import numpy as np
 import torch
@@ -21,7 +20,6 @@ _MASK = (1 << 64) - 1
 _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 _WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 _USES = {"noise": 0, "draft": 1, "stop": 2, "next": 3}
-_KEPT_POSITIONS = 64
 _BLOCK = 256
 
 
@@ -89,7 +87,7 @@ class PhiloxSource:
 
     def __init__(self, seed: int | None = None) -> None:
         self.seed = secrets.randbits(63) if seed is None else seed
-        self._speeds: OrderedDict[int, Tensor] = OrderedDict()
+        self._speeds: dict[int, Tensor] = {}
 
     def draw(self, row: Tensor, key: Key) -> Tensor:
         """A token of the row [V], int64 scalar on its device."""
@@ -104,13 +102,16 @@ class PhiloxSource:
         race = row * self._speed(position, row)
         return best(race[None]) if k == 1 else race.topk(min(k, len(row))).indices
 
+    def forget(self, position: int) -> None:
+        """Noise of positions before this one is not needed again."""
+        for old in [known for known in self._speeds if known < position]:
+            del self._speeds[old]
+
     def _speed(self, position: int, row: Tensor) -> Tensor:
-        """1 / exponentials of a position; kept, since drafter, target and later steps ask for the same ones."""
+        """1 / exponentials of a position; kept, since drafter, target and the next steps ask for the same ones."""
         speed = self._speeds.get(position)
         if speed is None or (len(speed), speed.dtype, speed.device) != (len(row), row.dtype, row.device):
             noise = 1.0 / exponentials(self.seed, position, len(row))
             speed = send(torch.from_numpy(noise).to(row.dtype), row.device)
             self._speeds[position] = speed
-            if len(self._speeds) > _KEPT_POSITIONS:
-                self._speeds.popitem(last=False)
         return speed

@@ -89,12 +89,18 @@ class Sampler:
         return torch.cat(rows)
 
 
-def log_probabilities(
-    logits: Tensor, sampler: Sampler, context: Sequence[int], proposal: Proposal, nodes: Sequence[int]
-) -> Tensor:
+def proper(rows: Tensor) -> Tensor:
+    """Rows without mass (all forbidden, NaN) become uniform, so that rules and drafters meet distributions alone."""
+    unusable = rows[:, :1].isnan()
+    if rows.device.type == "cpu" and not bool(unusable.any()):
+        return rows
+    return torch.where(unusable, 1 / rows.shape[-1], rows)
+
+
+def log_probabilities(logits: Tensor, scores: Tensor, sampler: Sampler) -> Tensor:
     """[R, V] natural logarithms at the stage the request names: of the raw logits, or of what is drawn from."""
     if sampler.params.logprobs_stage == "processed":
-        return sampler.probabilities(sampler.scores(logits, context, proposal, nodes)).log()
+        return sampler.probabilities(scores).log()
     return torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), -1)
 
 

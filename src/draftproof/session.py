@@ -28,6 +28,7 @@ class Session:
         self._context: Sequence[int] | None = None
         self._nodes = self._nothing = chain([], device=model.device)
         self._node_tokens: Sequence[int] | None = None
+        self.fed = 0  # tokens that went through every layer, in all calls so far
         self._shallow = 0  # context tokens that went through the first layers only; the nodes behind them likewise
 
     def __len__(self) -> int:
@@ -38,11 +39,12 @@ class Session:
         """The last proposal's tokens as host integers, so that they need not cross from the device a second time."""
         self._node_tokens = tokens[: len(self._nodes)]
 
-    def plan(self, context: Sequence[int], proposal: Proposal) -> Segment:
+    def plan(self, context: Sequence[int], proposal: Proposal | None = None) -> Segment:
         """Go back to what context and cache share, then feed the rest and the proposal; rows: context end, every node.
 
         A context passed as the same object as before may only have grown.
         """
+        proposal = self._nothing if proposal is None else proposal
         resume = self._shallow + len(self._nodes) if self._grew_from_exit(context, proposal) else 0
         if not resume:
             self.go_back(context)
@@ -50,6 +52,7 @@ class Session:
         parents = _behind(len(fresh), proposal.parents)
         segment = Segment(self.cache, torch.cat([fresh, proposal.tokens]), parents, 1 + len(proposal), resume)
         self._linear += context[len(self._linear) :]
+        self.fed += len(segment.tokens)
         self._remember(proposal, 0)
         return segment
 
@@ -66,6 +69,7 @@ class Session:
         The earlier nodes must be the same. Behind `plan_exit` the new nodes are shallow too.
         """
         new = proposal.tokens[len(self._nodes) :]
+        self.fed += 0 if self._shallow else len(new)
         self._remember(proposal, self._shallow)
         return Segment(self.cache, new, _behind(self._shallow, proposal.parents), len(new))
 
@@ -119,10 +123,10 @@ def score(
 def prefill(model: Model, sessions: Sequence[Session], contexts: Sequence[Sequence[int]]) -> None:
     """Feed long contexts in chunks up to the last one, so that a call's memory stays bounded."""
     for session, context in zip(sessions, contexts, strict=True):
-        session.go_back(context) if len(context) - len(session) > PREFILL_CHUNK else None
+        if len(context) - len(session) > PREFILL_CHUNK:
+            session.go_back(context)
         while len(context) - len(session) > PREFILL_CHUNK:
-            part = context[: len(session) + PREFILL_CHUNK]
-            segment = session.plan(part, chain([], device=model.device))
+            segment = session.plan(context[: len(session) + PREFILL_CHUNK])
             model.forward([Segment(segment.cache, segment.tokens, segment.parents, 0)])
 
 

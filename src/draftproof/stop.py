@@ -18,7 +18,7 @@ class Stopper:
         ends_text: Callable[[int], bool] | None = None,
     ) -> None:
         """room: tokens the target's context still takes; ends_text(token): does the text now hold a stop string?"""
-        self.limit = min(params.max_tokens, room)
+        self._limit = min(params.max_tokens, room)
         self._ends = {*end_tokens, *params.stop_tokens}
         self._ends_text = ends_text
         self._emitted = 0
@@ -26,7 +26,7 @@ class Stopper:
     @property
     def left(self) -> int:
         """Tokens that may still be emitted."""
-        return self.limit - self._emitted
+        return self._limit - self._emitted
 
     def cut(self, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
         """(how many of the new tokens are kept, why the request ends or None).

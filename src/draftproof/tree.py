@@ -46,13 +46,3 @@ def follow(parents: Sequence[int], tokens: Sequence[int], text: Sequence[int]) -
             break
         nodes.append(node := hit)
     return tuple(nodes)
-
-
-def ancestry(parents: Sequence[int]) -> list[list[bool]]:
-    """[N][N]: does node i stand on the path of node j, itself included? Row j is what j may attend to."""
-    rows: list[list[bool]] = []
-    for node, parent in enumerate(parents):
-        row = list(rows[parent]) if parent != ROOT else [False] * len(parents)
-        row[node] = True
-        rows.append(row)
-    return rows

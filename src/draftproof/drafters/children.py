@@ -5,7 +5,7 @@ A drawn token is never withdrawn, and how many children there are is settled bef
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -15,22 +15,25 @@ from torch import Tensor
 from draftproof import tree
 from draftproof.contracts import Ask, Key
 from draftproof.rng import best
-from draftproof.types import InputError, Proposal
+from draftproof.sampling import proper
+from draftproof.session import Session
+from draftproof.types import InputError, Proposal, Segment
 
 Scheme = Literal["drawn", "chosen", "mixed"]
+DEFAULT_GAMMA = 5
 
 
 @dataclass(frozen=True)
 class Shape:
     """Children a node at each depth. Schemes: "drawn" one after the other without replacement, "chosen" the likeliest,
-    "mixed" one drawn child, the eldest, and the likeliest others chosen (algorithms 1.4, chosen + drawn).
+    "mixed" one drawn child, the eldest, and the likeliest others chosen (Hu et al. 2502.18779, "greedy").
     """
 
     widths: tuple[int, ...]
     scheme: Scheme
 
     @classmethod
-    def of(cls, gamma: int, widths: str, scheme: str) -> Shape:
+    def of(cls, gamma: int = DEFAULT_GAMMA, widths: str = "", scheme: str = "drawn") -> Shape:
         """`widths` such as "3x2x1" names a tree; empty means a chain of gamma tokens."""
         try:
             numbers = tuple(int(width) for width in widths.split("x")) if widths else (1,) * gamma
@@ -43,9 +46,19 @@ class Shape:
         return cls(numbers, scheme)  # type: ignore[arg-type]
 
     @property
+    def gamma(self) -> int:
+        """The longest path."""
+        return len(self.widths)
+
+    @property
     def branches(self) -> bool:
         """True when some node has two children."""
         return max(self.widths) > 1
+
+    @property
+    def draws(self) -> bool:
+        """True when some token is drawn, so that rows are reported."""
+        return self.scheme != "chosen"
 
 
 class Growing:
@@ -94,6 +107,27 @@ class Growing:
         return mixed(row, score, ask, keys) if self.shape.scheme == "mixed" else drawn(row, score, ask, keys)
 
 
+def grow_all(
+    asks: Sequence[Ask],
+    shape: Shape,
+    sessions: Sequence[Session],
+    segments: Sequence[Segment],
+    call: Callable[[Sequence[Segment]], Sequence[Tensor]],
+) -> list[Proposal]:
+    """Level by level, one call a level for all requests together; the first segments give the roots' rows.
+
+    call(segments) returns each one's logits [rows, V] over the target's vocabulary.
+    """
+    growing = [Growing(ask, shape, session.model.device) for ask, session in zip(asks, sessions, strict=True)]
+    live = list(range(len(asks)))
+    while live:
+        for i, logits in zip(live, call(segments), strict=True):
+            growing[i].grow(logits)
+        live = [i for i in live if not growing[i].done]
+        segments = [sessions[i].plan_more(growing[i].proposal) for i in live]
+    return [one.proposal for one in growing]
+
+
 def drawn(row: Tensor, score: Tensor, ask: Ask, keys: Sequence[Key]) -> tuple[Tensor, list[Tensor]]:
     """One token a key, without replacement; each row is the elder one without its token, renormalised."""
     tokens: list[Tensor] = []
@@ -120,13 +154,5 @@ def without(row: Tensor, score: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]
     score = score.index_fill(0, tokens, float("-inf"))
     left = row.index_fill(0, tokens, 0)
     mass = left.sum()
-    best = torch.nn.functional.one_hot(score.argmax(), len(row)).to(row.dtype)
-    return torch.where(mass > 0, left / mass, best), score
-
-
-def proper(rows: Tensor) -> Tensor:
-    """Rows without mass (all forbidden, NaN) become uniform: any row may be drawn from if it is the one reported."""
-    unusable = rows[:, :1].isnan()
-    if rows.device.type == "cpu" and not bool(unusable.any()):
-        return rows
-    return torch.where(unusable, 1 / rows.shape[-1], rows)
+    likeliest = torch.nn.functional.one_hot(score.argmax(), len(row)).to(row.dtype)
+    return torch.where(mass > 0, left / mass, likeliest), score

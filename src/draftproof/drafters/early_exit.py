@@ -12,9 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from draftproof.contracts import Ask, DraftSession, Model
-from draftproof.drafters.children import Growing, Shape
+from draftproof.drafters.children import Shape, grow_all
 from draftproof.session import Session
-from draftproof.types import InputError, Proposal
+from draftproof.types import InputError, Proposal, Segment
 
 
 class EarlyExitDrafter:
@@ -27,8 +27,7 @@ class EarlyExitDrafter:
             raise InputError(f"{target.name} cannot stop after a layer: use another drafter.")
         if not 1 <= layer < target.num_layers:
             raise InputError(f"layer must lie between 1 and {target.num_layers - 1} for this target, not {layer}.")
-        self.name, self.gamma = "early-exit", len(shape.widths)
-        self.draws, self.branches = shape.scheme != "chosen", shape.branches
+        self.name, self.gamma, self.draws, self.branches = "early-exit", shape.gamma, shape.draws, shape.branches
         self._target, self._layer, self._shape = target, layer, shape
 
     def start(self, target: Any) -> DraftSession:
@@ -37,17 +36,12 @@ class EarlyExitDrafter:
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         """One call of the first layers a level, for all requests together."""
-        growing = [Growing(ask, self._shape, self._target.device) for ask in asks]
         sessions = [ask.session.shared for ask in asks if isinstance(ask.session, _SharedSession)]
         segments = [session.plan_exit(ask.context) for session, ask in zip(sessions, asks, strict=True)]
-        live = list(range(len(asks)))
-        while live:
-            outputs = self._target.forward(segments, exit_layer=self._layer)
-            for i, output in zip(live, outputs, strict=True):
-                growing[i].grow(output.logits)
-            live = [i for i in live if not growing[i].done]
-            segments = [sessions[i].plan_more(growing[i].proposal) for i in live]
-        return [one.proposal for one in growing]
+        return grow_all(asks, self._shape, sessions, segments, self._call)
+
+    def _call(self, segments: Sequence[Segment]) -> list[Tensor]:
+        return [output.logits for output in self._target.forward(segments, exit_layer=self._layer)]
 
 
 class _SharedSession:

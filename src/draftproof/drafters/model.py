@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from draftproof.contracts import Ask, DraftSession, Model
-from draftproof.drafters.children import Growing, Shape
+from draftproof.drafters.children import Shape, grow_all
 from draftproof.session import Session, prefill
-from draftproof.types import InputError, Proposal, chain
+from draftproof.types import InputError, Proposal, Segment
 
 
 class ModelDrafter:
@@ -31,8 +31,7 @@ class ModelDrafter:
                 f"{model.name} cannot roll back or score trees, so it cannot draft; use a chain or another model."
             )
         self.model, self.shape = model, shape
-        self.name, self.gamma = "model", len(shape.widths)
-        self.draws, self.branches = shape.scheme != "chosen", shape.branches
+        self.name, self.gamma, self.draws, self.branches = "model", shape.gamma, shape.draws, shape.branches
         self._vocab_size = vocab_size
         self._bias = _forbidden(model, vocab_size, allowed)
 
@@ -45,20 +44,15 @@ class ModelDrafter:
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         """One draft forward a level for all requests together."""
-        growing = [Growing(ask, self.shape, self.model.device) for ask in asks]
-        sessions = [ask.session for ask in asks if isinstance(ask.session, _ModelSession)]
-        contexts = [session.window(ask.context, ask.depth) for session, ask in zip(sessions, asks, strict=True)]
-        prefill(self.model, [session.cached for session in sessions], contexts)
-        nothing = chain([], device=self.model.device)
-        segments = [s.cached.plan(context, nothing) for s, context in zip(sessions, contexts, strict=True)]
-        live = list(range(len(asks)))
-        while live:
-            outputs = self.model.forward(segments)
-            for i, output in zip(live, outputs, strict=True):
-                growing[i].grow(self._to_target(output.logits))
-            live = [i for i in live if not growing[i].done]
-            segments = [sessions[i].cached.plan_more(growing[i].proposal) for i in live]
-        return [one.proposal for one in growing]
+        own = [ask.session for ask in asks if isinstance(ask.session, _ModelSession)]
+        contexts = [session.window(ask.context, ask.depth) for session, ask in zip(own, asks, strict=True)]
+        sessions = [session.cached for session in own]
+        prefill(self.model, sessions, contexts)
+        segments = [session.plan(context) for session, context in zip(sessions, contexts, strict=True)]
+        return grow_all(asks, self.shape, sessions, segments, self._call)
+
+    def _call(self, segments: Sequence[Segment]) -> list[Tensor]:
+        return [self._to_target(output.logits) for output in self.model.forward(segments)]
 
     def _to_target(self, logits: Tensor) -> Tensor:
         """[R, draft vocabulary] -> [R, target vocabulary]: the same ids, forbidden where the token differs."""

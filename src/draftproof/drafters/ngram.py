@@ -11,6 +11,7 @@ from torch import Tensor
 
 from draftproof.contracts import Ask, DraftSession
 from draftproof.device import upload
+from draftproof.drafters.children import DEFAULT_GAMMA
 from draftproof.types import InputError, Proposal
 
 _SCANNED = 256
@@ -26,7 +27,7 @@ class NgramDrafter:
     layers: tuple[int, ...] = ()
     draws = False
 
-    def __init__(self, gamma: int = 5, min: int = 2, max: int = 32, width: int = 1) -> None:
+    def __init__(self, gamma: int = DEFAULT_GAMMA, min: int = 2, max: int = 32, width: int = 1) -> None:
         """min, max: shortest suffix that counts as a match, and the longest that is compared."""
         if not 1 <= min <= max:
             raise InputError(f"the n-gram drafter needs 1 <= min <= max, not min={min}, max={max}.")
@@ -67,7 +68,10 @@ class _History:
         self.follow(context)
 
     def follow(self, context: Sequence[int]) -> np.ndarray:
-        """[n] the context; only its new end is copied."""
+        """[n] the context; only its new end is copied. Another text begins anew."""
+        known = self._length
+        if known > len(context) or (known and self._text[known - 1] != context[known - 1]):
+            self._length = 0
         if len(context) > len(self._text):
             self._text = np.concatenate([self._text, np.empty(len(context), np.int64)])
         self._text[self._length : len(context)] = context[self._length :]
