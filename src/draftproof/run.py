@@ -15,7 +15,7 @@ from typing import Any
 
 from draftproof.engine import Engine
 from draftproof.prompts import Message
-from draftproof.request import Request, Running, new_request
+from draftproof.request import Request
 from draftproof.session import Session
 from draftproof.stats import Stats, ratio
 from draftproof.text import Stream, Text
@@ -84,9 +84,7 @@ class Reply:
 
     def __init__(self, engine: Engine, prompt: Sequence[int], params: SamplingParams, session: Session | None = None):
         """session: one that holds earlier text of the same conversation, whose shared beginning is not read again."""
-        session = Session(engine.target) if session is None else session
-        running = Running(session, engine.drafter.start(session))
-        self.request: Request = new_request(engine.target, prompt, params, engine.text, running)
+        self.request: Request = engine.submit(prompt, params, session)
         self.stats = Stats()
         self.text = ""
         self.error: str | None = None
@@ -103,15 +101,14 @@ class Reply:
         """Take over a step that took so long; the text that has become certain."""
         self.seconds += seconds
         self.error = step.error
-        if not step.tokens:
-            return self._take([Piece(self._stream.flush(), "plain")])
-        if not self.stats.target_calls:
-            self.first_token_seconds = self.seconds
-        self.stats.add(step)
-        self._logprobs += step.logprobs
+        if step.tokens:
+            if not self.stats.target_calls:
+                self.first_token_seconds = self.seconds
+            self.stats.add(step)
+            self._logprobs += step.logprobs
         pieces = [Piece(self._stream.push(t)[0], o) for t, o in zip(step.tokens, step.origins, strict=True)]
         if step.finish_reason is not None:
-            pieces.append(Piece(self._stream.flush(), step.origins[-1]))
+            pieces.append(Piece(self._stream.flush(), step.origins[-1] if step.origins else "plain"))
         return self._take(pieces)
 
     def cancel(self) -> list[Piece]:
@@ -147,9 +144,15 @@ class Reply:
 def advance(engine: Engine, replies: Sequence[Reply]) -> list[tuple[Step, list[Piece]]]:
     """One target call for all these replies; a step and the new text of each."""
     began = time.perf_counter()
-    steps = engine.step([reply.request for reply in replies])
+    made = engine.step([reply.request for reply in replies])
     seconds = time.perf_counter() - began
-    return [(step, reply.add(step, seconds)) for reply, step in zip(replies, steps, strict=True)]
+    return [(step, reply.add(step, seconds)) for reply, step in zip(replies, made, strict=True)]
+
+
+def steps(engine: Engine, reply: Reply) -> Iterator[tuple[Step, list[Piece]]]:
+    """Its steps until the reply ends, each with the text it made certain. Who stops early cancels the reply."""
+    while not reply.done:
+        yield from advance(engine, [reply])
 
 
 def stream(
@@ -162,9 +165,8 @@ def stream(
     """
     reply = Reply(engine, encode(tokenizer(engine), prompt, raw), params)
     try:
-        while not reply.done:
-            for _, pieces in advance(engine, [reply]):
-                yield from pieces
+        for _, pieces in steps(engine, reply):
+            yield from pieces
         if reply.error is not None:
             raise InputError(reply.error)
     finally:

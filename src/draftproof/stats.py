@@ -83,6 +83,11 @@ class Stats:
         return ratio(self.expected_accepted + self.steps, self.steps)
 
     @property
+    def mean_accepted_length(self) -> float:
+        """Mean of A over the steps with a draft."""
+        return ratio(self.accepted_tokens, self.drafted_steps)
+
+    @property
     def draft_acceptance_rate(self) -> float:
         """Accepted / proposed draft tokens."""
         return ratio(self.accepted_tokens, self.draft_tokens)
@@ -101,17 +106,17 @@ class Stats:
         """Depth i -> accepted at i / steps in which i was drafted and 1 ... i - 1 were accepted."""
         return {depth: ratio(self.accepted_at[depth], count) for depth, count in sorted(self.drafted_at.items())}
 
-    def pooled(self, other: Stats) -> Stats:
-        """Counts of both; rates follow from the pooled counts."""
-        both = Stats()
-        for item in fields(self):
-            mine, others = getattr(self, item.name), getattr(other, item.name)
-            if item.name == "by_drafter":
-                names = {**mine, **others}
-                both.by_drafter = {name: mine.get(name, Counter()) + others.get(name, Counter()) for name in names}
-            else:
-                setattr(both, item.name, mine + others)
-        return both
+    @classmethod
+    def pooled(cls, many: Iterable[Stats]) -> Stats:
+        """Counts of all together; rates follow from the pooled counts."""
+        pool = cls()
+        for stats in many:
+            for name, counts in stats.by_drafter.items():
+                pool.by_drafter.setdefault(name, Counter()).update(counts)
+            for item in fields(cls):
+                if item.name != "by_drafter":
+                    setattr(pool, item.name, getattr(pool, item.name) + getattr(stats, item.name))
+        return pool
 
     def report(self) -> dict[str, object]:
         """What `generate --json` prints as `speculation`."""
@@ -134,7 +139,7 @@ class Stats:
     def timing(self) -> dict[str, float]:
         """Seconds by stage, and their sum."""
         stages = {item.name: self.seconds[item.name] for item in fields(Timing)}
-        return {**stages, "total": sum(stages.values())}
+        return {**stages, "total": total(Timing(**stages))}
 
 
 class Clock:
@@ -153,6 +158,11 @@ class Clock:
     def timing(self) -> Timing:
         """One request's share."""
         return Timing(**{stage: seconds / self._requests for stage, seconds in self._seconds.items()})
+
+
+def total(timing: Timing) -> float:
+    """Seconds of all stages."""
+    return float(sum(asdict(timing).values()))
 
 
 def ratio(part: float, whole: float) -> float:

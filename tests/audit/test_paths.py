@@ -13,7 +13,7 @@ from models.hf_models import build, tokens
 
 from draftproof.audit import paths
 from draftproof.audit.prompts import generated, prompt_ids
-from draftproof.catalog import Loaded, Place, load_model
+from draftproof.catalog import Loaded, engine_for, load_model
 from draftproof.drafters.children import Shape
 from draftproof.drafters.model import ModelDrafter
 from draftproof.engine import Engine
@@ -32,7 +32,7 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 def audited(drafter: str, rule: str, temperature: float = 0.0, broken: bool = False, seeds: int = 1) -> paths.Report:
     target = load_model(TOY)
-    engine = paths.engine(target, drafter, rule, Place(), broken)
+    engine = engine_for(paths.without_rollback(target) if broken else target, drafter, rule)
     prompts = list(generated(target.model.vocab_size))[:6]
     return paths.audit(engine, prompts, paths.runs(temperature, seeds, 40), target.model)
 
@@ -62,12 +62,13 @@ def test_a_rollback_left_out_is_a_defect(temperature: float) -> None:
 def test_a_rollback_left_out_of_a_transformers_model_is_a_defect() -> None:
     model = HfModel.wrap(build("llama"), "llama")
     target, prompts = Loaded(model, None), [tokens(9, 1), tokens(20, 2)]
-    verdicts = {}
+    reports = {}
     for broken in (False, True):
-        engine = paths.engine(target, "early-exit:layer=2,gamma=3", "block", Place(), broken)
-        verdicts[broken] = paths.audit(engine, prompts, paths.runs(0.0, 1, 32), model)
-    assert verdicts[False].count("identical") == 2
-    assert verdicts[True].count("defect") > 0
+        judged = paths.without_rollback(target) if broken else target
+        engine = engine_for(judged, "early-exit:layer=2,gamma=3", "block")
+        reports[broken] = paths.audit(engine, prompts, paths.runs(0.0, 1, 32), model)
+    assert reports[False].count("identical") == 2
+    assert reports[True].count("defect") > 0
 
 
 class Rounding(ToyModel):
@@ -105,7 +106,7 @@ def compare(model: ToyModel, speculative: ToyModel | None = None) -> paths.Compa
 
 def test_a_margin_within_the_noise_is_a_tie() -> None:
     one = compare(Rounding(margin=1e-6, change=1e-5))
-    assert one.verdict == "numeric tie"
+    assert one.finding == "numeric tie"
     assert one.difference is not None
     assert one.difference.plain_margin == pytest.approx(1e-6, rel=0.2)
     assert one.difference.speculative_margin == pytest.approx(1.9e-5, rel=0.1)
@@ -115,7 +116,7 @@ def test_a_margin_within_the_noise_is_a_tie() -> None:
 def test_a_margin_beyond_the_noise_is_a_defect() -> None:
     """The verification really differs by 0.02, which no healthy call shows."""
     one = compare(Rounding(margin=0.01, change=0.0), Rounding(margin=0.01, change=0.02))
-    assert one.verdict == "defect"
+    assert one.finding == "defect"
     assert one.difference is not None
     assert one.difference.gap == pytest.approx(0.01, rel=0.01)
     assert one.difference.noise == 0
@@ -132,7 +133,7 @@ def test_a_missing_end_is_a_defect() -> None:
     model = ToyModel(5, 8)
     engine = Curt(model, ModelDrafter(model, 8, Shape.of(3, "", "drawn")), CoupledRule())
     one = paths.audit(engine, [[1, 2]], paths.runs(0.0, 1, 12)).comparisons[0]
-    assert one.verdict == "defect"
+    assert one.finding == "defect"
     assert one.difference is not None
     assert one.difference.speculative_token is None
 
@@ -157,11 +158,23 @@ def test_prompt_files(tmp_path: Path) -> None:
     assert len(prompt_ids(str(file), text, limit=1)) == 1
     file.write_text('{"token_ids": [1, 2]}\n{"token_ids": [3]}\n')
     assert prompt_ids(str(file), None) == [[1, 2], [3]]
+    file.write_text('{"token_ids": [1]}\n{"prompt": "a"}\n')
+    assert prompt_ids(str(file), text) == [[1], text.encode("a")]
+    file.write_text('{"turns": ["ba", "no"]}\n')
+    assert prompt_ids(str(file), text, raw=True) == [text.encode("ba")]
 
 
 @pytest.mark.parametrize(
     "lines",
-    ['{"token_ids": []}', '{"token_ids": [1.5]}', '{"token_ids": [1]}\n{"prompt": "a"}', "nonsense", "", '{"text": 1}'],
+    [
+        '{"token_ids": []}',
+        '{"token_ids": [1.5]}',
+        '{"token_ids": [true]}',
+        '{"token_ids": [1], "prompt": "a"}',
+        "nonsense",
+        "",
+        '{"text": 1}',
+    ],
 )
 def test_bad_prompt_files_are_refused(tmp_path: Path, lines: str) -> None:
     file = tmp_path / "prompts.jsonl"
@@ -192,7 +205,7 @@ def test_the_command(call: Call, tmp_path: Path) -> None:
     broken = call(*arguments, "--max-tokens", "40", "--break", "rollback", "--json")
     assert broken.code == 1
     assert broken.json["defects"] > 0
-    assert broken.json["details"][0]["verdict"] == "defect"
+    assert broken.json["details"][0]["finding"] == "defect"
     shown = call(*arguments, "--break", "rollback")
     assert "defect" in shown.out
     assert "FAILED" in shown.out

@@ -63,7 +63,7 @@ def test_counts_as_expected_are_no_finding_and_shifted_ones_are() -> None:
 
 
 def test_power_is_that_of_the_requirement() -> None:
-    assert detectable(25_000, 36, 1e-4) == pytest.approx(0.03, abs=0.002)  # R4.1
+    assert detectable(25_000, 36, 1e-4) == pytest.approx(0.03, abs=0.002)
     assert detectable(100_000, 36, 1e-4) == pytest.approx(detectable(25_000, 36, 1e-4) / 2)
     assert detectable(1000, 1, 1e-4) == 1.0
 

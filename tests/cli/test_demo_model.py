@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["ngram", "early-exit:layer=10"])
 def test_demo_gives_the_same_tokens_in_float32(call: Call, drafter: str) -> None:
     done = call("demo", "--dtype", "float32", "--drafter", drafter, "--max-tokens", "24", "--json")
-    assert done.code == 0 and done.json["same_tokens"], done.json["verdict"]
+    assert done.code == 0 and done.json["same_tokens"], done.json["summary"]
 
 
 def test_check_knows_the_memory_of_a_real_model(call: Call) -> None:
@@ -19,4 +19,4 @@ def test_check_knows_the_memory_of_a_real_model(call: Call) -> None:
 
     report = call("check", demo_folder(), demo_folder(), "--json").json
     memory = report["target"]["memory"]
-    assert report["verdict"] == "same" and memory["kv_full_context"] == memory["kv_per_token"] * 8192
+    assert report["vocabularies"] == "same" and memory["kv_full_context"] == memory["kv_per_token"] * 8192

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli.calls import TOY, Call
@@ -92,6 +93,13 @@ def test_a_prompt_that_cannot_run_stops_the_batch_before_it_begins(call: Call, t
     assert (done.code, done.out) == (2, "") and f"line 2 of {file}" in done.err
 
 
+def test_ids_take_no_system_message(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"token_ids": [1]}')
+    done = call("generate", "--prompts", str(file), *TOY, "--system", "be brief")
+    assert (done.code, done.out) == (2, "") and f"line 1 of {file} holds token ids" in done.err
+
+
 def test_bytes_that_are_no_text_are_refused(call: Call, tmp_path: Path) -> None:
     file = tmp_path / "prompt"
     file.write_bytes(b"caf\xe9")
@@ -108,6 +116,23 @@ def test_ctrl_c_is_130_and_says_nothing(call: Call, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Engine, "step", interrupted)
     done = call("generate", "ab", *TOY)
     assert done.code == 130 and "Traceback" not in done.err
+
+
+def test_ctrl_c_loses_no_text_that_was_held_back(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, calls = Engine.step, []
+    options = ("generate", "ab", *TOY, "--drafter", "null", "--max-tokens", "6")
+    whole = call(*options).out
+
+    def interrupted(self: Engine, requests: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 3:
+            raise KeyboardInterrupt
+        return step(self, requests)
+
+    monkeypatch.setattr(Engine, "step", interrupted)
+    done = call(*options, "--stop", f"{whole[:-1]}and more")
+    said = done.out.removesuffix("\n")
+    assert done.code == 130 and len(said) >= 3 and whole.startswith(said)
 
 
 def test_a_bug_is_not_hidden(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,12 @@ from cli.calls import ESCAPE, TOY, Call
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftproof.batch import generate, job_of, run_jobs
+from draftproof.batch import Job, generate, job_of, run_jobs
 from draftproof.catalog import load_engine
-from draftproof.cli.setup import Watch, with_gamma
+from draftproof.cli.options import ModelOptions, SamplingOptions
+from draftproof.cli.setup import Watch
 from draftproof.prompts import bundled
-from draftproof.run import stream, tokenizer
+from draftproof.run import Reply, stream, tokenizer
 from draftproof.stats import Stats
 from draftproof.types import InputError, SamplingParams, Step
 
@@ -108,14 +110,32 @@ def test_the_reason_why_drafting_is_off_is_given(call: Call, options: tuple[str,
     assert done.json["speculation"]["num_draft_tokens"] == 0 and "warning" not in done.err
 
 
-def test_gamma_reaches_drafters_that_have_it() -> None:
-    assert with_gamma("ngram", 9) == "ngram:gamma=9"
-    assert with_gamma("ngram:max=3", 9) == "ngram:max=3,gamma=9"
-    assert with_gamma("model:toy:1", 9) == "model:toy:1,gamma=9"
-    assert with_gamma("ngram:gamma=3", 9) == "ngram:gamma=3"
-    assert with_gamma("early-exit:shape=2x2", 9) == "early-exit:shape=2x2"
-    assert with_gamma("null", 9) == "null"
-    assert with_gamma("ngram", None) == "ngram"
+def test_defaults_are_those_of_the_library() -> None:
+    assert SamplingOptions().params(ModelOptions()) == SamplingParams()
+
+
+def test_a_last_step_may_have_tokens_and_an_error() -> None:
+    engine = load_engine("toy:3,vocab=40", "null")
+    reply = Reply(engine, [1], SamplingParams(max_tokens=8))
+    tokens = tokenizer(engine).encode("abc")
+    origins = ("accepted",) * len(tokens)
+    pieces = reply.add(Step(tuple(tokens), origins, finish_reason="error", error="none can follow."), 1.0)
+    assert "".join(piece.text for piece in pieces) == reply.text == "abc"
+    assert (reply.error, reply.stats.tokens) == ("none can follow.", len(tokens))
+
+
+def test_ids_of_a_prompt_file_are_taken_as_they_are(call: Call, tmp_path: Path) -> None:
+    ids = tokenizer(load_engine("toy:3,vocab=40", "null")).encode("abcab")
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"id": "x", "token_ids": ids}) + '\n"abcab"\n')
+    first, second = call("generate", "--prompts", str(file), *TOY, "--raw", "--max-tokens", "9").lines
+    assert (first["id"], first["token_ids"]) == ("x", second["token_ids"])
+
+
+def test_a_batch_begins_every_conversation_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, encoded = load_engine("toy:3,vocab=40", "null"), []
+    job = Job(lambda replies: encoded.append(1) or [1, 2])  # type: ignore[func-returns-value]
+    assert len(list(run_jobs(engine, [job] * 3, SamplingParams(max_tokens=2), max_batch=2))) == 3 == len(encoded)
 
 
 @pytest.mark.parametrize("gamma", [1, 7])
@@ -137,6 +157,13 @@ def test_the_watch_warns_once_after_32_drafted_steps_without_an_accepted_token(a
         watch.see(_drafted(number))
     first_32 = ([0] * start + accepted + [0] * 40)[:32]
     assert len(watch.warnings) == (not any(first_32))
+
+
+def test_pooled_counts_are_those_of_all_steps() -> None:
+    steps = [[_drafted(1), _drafted(0)], [Step((1,), ("plain",), prefill=True)], [replace(_drafted(2), drafter="x")]]
+    pool = Stats.pooled(Stats.of(some) for some in steps)
+    assert pool == Stats.of([step for some in steps for step in some])
+    assert pool.mean_accepted_length == 1 and Stats.pooled([]) == Stats()
 
 
 def test_a_drafter_that_never_finds_anything_is_named(call: Call) -> None:

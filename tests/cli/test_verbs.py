@@ -13,12 +13,13 @@ import torch
 from cli.calls import ESCAPE, TOY, Call
 
 from draftproof import catalog
+from draftproof.batch import generate
 from draftproof.catalog import Loaded
 from draftproof.cli import compare
 from draftproof.engine import Engine
 from draftproof.models.toy import ToyModel
 from draftproof.text import Text, letters
-from draftproof.types import Step, Timing
+from draftproof.types import SamplingParams, Step, Timing
 
 
 def test_a_piped_chat_answers_line_after_line(call: Call) -> None:
@@ -42,6 +43,21 @@ def test_chat_in_json_is_a_conversation(call: Call, tmp_path: Path) -> None:
     details = [reply["usage"]["prompt_tokens_details"]["cached_tokens"] for reply in done.lines[:-1]]
     assert details[0] == 0 < details[1] < details[2]
     assert done.json["replies"] == 3 and done.json["drafter"] == "ngram"
+
+
+def test_chat_counts_as_cached_what_is_not_fed(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, fed = ToyModel.forward, []
+
+    def counting(self: ToyModel, segments: Any, *rest: Any) -> Any:
+        fed.extend(len(segment.tokens) for segment in segments)
+        return forward(self, segments, *rest)
+
+    monkeypatch.setattr(ToyModel, "forward", counting)
+    options = (*TOY, "--drafter", "null", "--max-tokens", "8", "--json")
+    *replies, _ = call("chat", *options, stdin=b"abcab\ncab\nbca\n").lines
+    cached = sum(reply["usage"]["prompt_tokens_details"]["cached_tokens"] for reply in replies)
+    prompts, new = (sum(reply["usage"][f"{kind}_tokens"] for reply in replies) for kind in ("prompt", "completion"))
+    assert sum(fed) == prompts - cached + new - len(replies) and cached > 0
 
 
 def test_ctrl_c_stops_the_reply_and_not_the_chat(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +110,7 @@ def test_demo_in_json_compares_both(call: Call) -> None:
         speeds = [prompt[side]["timing"]["tokens_per_s"] for side in ("speculative", "plain")]
         assert prompt["speedup"] == pytest.approx(speeds[0] / speeds[1])
     assert {"chat", "rewriting", "code"} == {prompt["category"] for prompt in report["prompts"]}
-    assert report["drafted_step"]["brought"] >= 1 and report["verdict"].startswith("Speculation was ")
+    assert report["drafted_step"]["brought"] >= 1 and report["summary"].startswith("Speculation was ")
 
 
 def test_demo_for_readers_fits_80_columns_and_has_no_escapes_in_a_pipe(call: Call) -> None:
@@ -125,13 +141,7 @@ def test_demo_without_a_draft_says_so(call: Call) -> None:
 def _comparison(plain_seconds: float, draft_seconds: float) -> compare.Comparison:
     """Four plain steps of a second; two drafted ones that bring two tokens each."""
     made = catalog.load_engine("toy:3,vocab=40", "null")
-    from draftproof.run import Reply, advance
-    from draftproof.types import SamplingParams
-
-    reply = Reply(made, [1, 2], SamplingParams(max_tokens=4))
-    while not reply.done:
-        advance(made, [reply])
-    result = reply.result()
+    (result,) = generate(made, [[1, 2]], SamplingParams(max_tokens=4))
     steps = [Step((1,), ("plain",), timing=Timing(target=1.0))] * 4
     drafted = [Step((1, 2), ("accepted", "bonus"), num_draft_tokens=5, timing=Timing(target=draft_seconds))] * 2
     plain = compare.Run(replace(result, seconds=plain_seconds), tuple(steps))
@@ -143,11 +153,11 @@ def _comparison(plain_seconds: float, draft_seconds: float) -> compare.Compariso
 @pytest.mark.parametrize(
     ("draft_seconds", "head"), [(3.0, "Speculation was not faster here: 0.67"), (1.0, "Speculation was 2.00")]
 )
-def test_the_verdict_is_honest_and_gives_the_reason(draft_seconds: float, head: str) -> None:
+def test_the_summary_is_honest_and_gives_the_reason(draft_seconds: float, head: str) -> None:
     comparison = _comparison(4.0, draft_seconds)
     cost = compare.Cost.of([comparison])
     assert cost == compare.Cost(verified=6.0, target=draft_seconds, step=draft_seconds, brought=2.0)
-    text = compare.verdict([comparison])[0]
+    text = compare.summary([comparison])[0]
     assert text.startswith(head) and f"took {draft_seconds:.2f} times as long" in text and "brought 2.00 tokens" in text
 
 
@@ -161,19 +171,26 @@ def test_tokens_that_differ_are_pointed_at() -> None:
     assert same.first_difference is None
     assert replace(same, speculative=other).first_difference == 2
     assert replace(same, speculative=shorter).first_difference == 3
-    assert any("audit paths" in sentence for sentence in compare.verdict([replace(same, speculative=other)]))
+    assert any("audit paths" in sentence for sentence in compare.summary([replace(same, speculative=other)]))
 
 
 @pytest.mark.parametrize("draft", ["toy:2", "model:toy:2,gamma=3", "early-exit:layer=2", "ngram:max=3"])
 def test_check_of_what_fits(call: Call, draft: str) -> None:
     done = call("check", "toy:1", draft)
-    assert done.code == 0 and "usable: --drafter" in done.out and not ESCAPE.search(done.out)
+    spec = f"model:{draft}" if draft == "toy:2" else draft
+    assert done.code == 0 and f"usable: --drafter {spec}\n" in done.out and not ESCAPE.search(done.out)
 
 
-@pytest.mark.parametrize(("draft", "verdict", "count"), [("toy:2", "same", 0), ("toy:2,vocab=20", "n ids differ", 4)])
-def test_check_in_json(call: Call, draft: str, verdict: str, count: int) -> None:
+def test_check_gives_the_draft_model_its_own_options(call: Call) -> None:
+    report = call("check", "toy:1", "model:toy:2,gamma=3,vocab=20", "--json").json
+    assert report["draft"]["vocab_size"] == 20 and report["num_differences"] == 4
+    assert "model needs what it names" in call("check", "toy:1", "model").err
+
+
+@pytest.mark.parametrize(("draft", "relation", "count"), [("toy:2", "same", 0), ("toy:2,vocab=20", "n ids differ", 4)])
+def test_check_in_json(call: Call, draft: str, relation: str, count: int) -> None:
     report = call("check", "toy:1,context=99", draft, "--json").json
-    assert (report["usable"], report["verdict"], report["num_differences"]) == (True, verdict, count)
+    assert (report["usable"], report["vocabularies"], report["num_differences"]) == (True, relation, count)
     assert report["target"]["max_context"] == 99 and report["draft"]["vocab_size"] == 16 + count
     assert [difference["id"] for difference in report["differences"]] == list(range(16, 16 + count))
     assert "rollback" in report["target"]["can"] and report["proposable"] == 16
@@ -194,7 +211,7 @@ def test_check_of_another_tokenizer_is_refused(call: Call, monkeypatch: pytest.M
     texts = iter([letters(16), Text(PreTrainedTokenizerFast(tokenizer_object=backend))])
     monkeypatch.setattr("draftproof.cli.setup.load_target", lambda spec, place: Loaded(ToyModel(1), next(texts)))
     done = call("check", "toy:1", "toy:2", "--json")
-    assert (done.code, done.json["usable"], done.json["verdict"]) == (2, False, "different tokenizer")
+    assert (done.code, done.json["usable"], done.json["vocabularies"]) == (2, False, "different tokenizer")
 
 
 def test_check_of_a_drafter_the_target_cannot_have(call: Call) -> None:

@@ -1,4 +1,4 @@
-"""The path audit: token by token against plain decoding, the null drafter in the same engine (requirement R1.3).
+"""The path audit: token by token against plain decoding, the null drafter in the same engine.
 
 Greedy decoding, and the coupled rule at any temperature, must give plain decoding's tokens. Where they do not, teacher
 forcing tells a numeric tie from a defect: only a margin within the noise between call shapes excuses a difference.
@@ -6,7 +6,6 @@ forcing tells a numeric tie from a defect: only a margin within the noise betwee
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -15,13 +14,14 @@ import torch
 from torch import Tensor
 
 from draftproof import tree
-from draftproof.catalog import Loaded, Place, load_drafter, load_rule
+from draftproof.catalog import Loaded
 from draftproof.contracts import Model
 from draftproof.drafters.null import NullDrafter
 from draftproof.engine import Engine
 from draftproof.rng import exponentials
 from draftproof.sampling import Sampler
 from draftproof.session import Session, score
+from draftproof.stats import Stats
 from draftproof.types import Cache, InputError, SamplingParams, Step, chain
 from draftproof.verify import CoupledRule
 
@@ -56,7 +56,7 @@ class Comparison:
 
     prompt: int
     seed: int | None
-    verdict: Class
+    finding: Class
     tokens: int
     draft_tokens: int
     accepted_tokens: int
@@ -70,9 +70,9 @@ class Report:
     prompts: int
     comparisons: list[Comparison] = field(default_factory=list)
 
-    def count(self, verdict: Class) -> int:
+    def count(self, finding: Class) -> int:
         """How many comparisons ended so."""
-        return sum(one.verdict == verdict for one in self.comparisons)
+        return sum(one.finding == finding for one in self.comparisons)
 
     @property
     def passed(self) -> bool:
@@ -90,7 +90,7 @@ class Report:
             "tokens": sum(one.tokens for one in self.comparisons),
             "draft_tokens": sum(one.draft_tokens for one in self.comparisons),
             "accepted_tokens": sum(one.accepted_tokens for one in self.comparisons),
-            "details": [asdict(one) for one in self.comparisons if one.verdict != "identical"],
+            "details": [asdict(one) for one in self.comparisons if one.finding != "identical"],
             "passed": self.passed,
         }
 
@@ -101,12 +101,9 @@ def runs(temperature: float, seeds: int, max_tokens: int) -> list[SamplingParams
     return [SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed) for seed in range(count)]
 
 
-def engine(target: Loaded, drafter: str, rule: str, place: Place, broken: bool = False) -> Engine:
-    """The speculative engine by names; `broken` puts a model that keeps rejected entries in the target's place."""
-    if broken:
-        target = replace(target, model=KeepsRejected(target.model))
-    drafts = load_drafter(drafter, target, place)
-    return Engine(target.model, drafts, load_rule(rule, drafts), target.text)
+def without_rollback(target: Loaded) -> Loaded:
+    """A target that keeps rejected entries: this audit's self-test."""
+    return replace(target, model=KeepsRejected(target.model))
 
 
 def audit(
@@ -140,13 +137,14 @@ def compare(
     expected, steps = list(plain.generate(prompt, params)), list(speculative.generate(prompt, params))
     one, other = _tokens(expected), _tokens(steps)
     seed = params.seed if params.temperature > 0 else None
-    counts = Counter(draft=sum(s.num_draft_tokens for s in steps), hit=sum(s.num_accepted_tokens for s in steps))
+    stats = Stats.of(steps)
+    counts = stats.tokens, stats.draft_tokens, stats.accepted_tokens
     same = one == other and expected[-1:] and expected[-1].finish_reason == steps[-1].finish_reason
     if same or not (one or other):
-        return Comparison(number, seed, "identical", len(other), counts["draft"], counts["hit"])
+        return Comparison(number, seed, "identical", *counts)
     difference = explain(plain.target, prompt, one, steps, params)
-    verdict: Class = "numeric tie" if difference.gap <= ALLOWED * difference.noise else "defect"
-    return Comparison(number, seed, verdict, len(other), counts["draft"], counts["hit"], difference)
+    finding: Class = "numeric tie" if difference.gap <= ALLOWED * difference.noise else "defect"
+    return Comparison(number, seed, finding, *counts, difference)
 
 
 def _tokens(steps: Sequence[Step]) -> list[int]:

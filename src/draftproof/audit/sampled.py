@@ -16,7 +16,7 @@ from draftproof import tree
 from draftproof.audit.statistics import (
     POWER,
     Cells,
-    Text,
+    Tokens,
     at_least,
     cells,
     detectable,
@@ -27,6 +27,7 @@ from draftproof.contracts import Model
 from draftproof.engine import Engine
 from draftproof.sampling import Sampler
 from draftproof.session import Session, score
+from draftproof.stats import Stats
 from draftproof.types import InputError, SamplingParams, chain
 
 PAIRS = 32
@@ -110,42 +111,30 @@ def examine(name: str, engine: Engine, prompt: Sequence[int], params: SamplingPa
         raise InputError("a law is tested at a temperature above 0; for greedy decoding use audit paths.")
     truth = Truth(engine, prompt, params)
     law = cells(truth.rows, plan.draws, plan.tokens, truth.ends)
-    counts, accepted = Counter[Text](), _Mean()
+    counts, stats = Counter[Tokens](), Stats()
     for start in range(0, plan.draws, plan.batch):
         seeds = range(plan.seed + start, plan.seed + min(start + plan.batch, plan.draws))
-        texts = drawn(engine, prompt, [replace(params, seed=seed) for seed in seeds], plan.tokens, accepted)
+        texts = drawn(engine, prompt, [replace(params, seed=seed) for seed in seeds], plan.tokens, stats)
         counts.update(texts)
         tick(len(texts))
     result = pearson(law, counts)
     power = detectable(plan.draws, result.cells, plan.alpha)
     outside = truth.outside(counts)
-    return Tested(name, plan.draws, result.cells, result.statistic, result.p_value, power, outside, accepted.value)
+    accepted = stats.mean_accepted_length
+    return Tested(name, plan.draws, result.cells, result.statistic, result.p_value, power, outside, accepted)
 
 
 Tick = Callable[[int], None]
 
 
-class _Mean:
-    """Mean accepted length over the steps with a draft."""
-
-    def __init__(self) -> None:
-        self._total = self._count = 0
-
-    def add(self, value: int) -> None:
-        self._total, self._count = self._total + value, self._count + 1
-
-    @property
-    def value(self) -> float:
-        return self._total / self._count if self._count else 0.0
-
-
 @torch.inference_mode()
 def drawn(
-    engine: Engine, prompt: Sequence[int], params: Sequence[SamplingParams], tokens: int, accepted: _Mean | None = None
-) -> list[Text]:
+    engine: Engine, prompt: Sequence[int], params: Sequence[SamplingParams], tokens: int, stats: Stats | None = None
+) -> list[Tokens]:
     """The first tokens of one request a parameter set, advanced together.
 
     The budget leaves room for a whole block behind them, so that drafts have their full length.
+    `stats` counts the steps.
     """
     room = tokens + engine.drafter.gamma + 1
     requests = [engine.submit(prompt, replace(one, max_tokens=room)) for one in params]
@@ -153,8 +142,8 @@ def drawn(
         for step in engine.step(live):
             if step.error is not None:
                 raise InputError(step.error)
-            if accepted is not None and step.num_draft_tokens:
-                accepted.add(step.num_accepted_tokens)
+            if stats is not None:
+                stats.add(step)
     for one in requests:
         one.finish("cancelled")
     return [tuple(one.output[:tokens]) for one in requests]
@@ -168,14 +157,14 @@ class Truth:
         own = tuple(engine.text.eos_ids) if engine.text is not None else ()
         self.ends = frozenset({*own, *params.stop_tokens})
         self._prompt, self._params, self._own, self._batch = list(prompt), params, own, batch
-        self._supports: dict[Text, Tensor] = {}
+        self._supports: dict[Tokens, Tensor] = {}
 
-    def rows(self, prefixes: Sequence[Text]) -> list[list[float]]:
+    def rows(self, prefixes: Sequence[Tokens]) -> list[list[float]]:
         """One distribution a prefix."""
         return [probs.double().tolist() for _, probs in self._computed(prefixes)]
 
     @torch.inference_mode()
-    def _computed(self, prefixes: Sequence[Text]) -> Iterator[tuple[Text, Tensor]]:
+    def _computed(self, prefixes: Sequence[Tokens]) -> Iterator[tuple[Tokens, Tensor]]:
         """(prefix, distribution), a batch a model call; only the supports are kept."""
         nothing = chain([], device=self._model.device)
         for start in range(0, len(prefixes), self._batch):
@@ -197,7 +186,7 @@ class Truth:
             support |= loose >= _SLACK * loose[support].min()
         return support
 
-    def outside(self, counts: Counter[Text]) -> int:
+    def outside(self, counts: Counter[Tokens]) -> int:
         """Draws with a token of probability zero."""
         met = {text[:i] for text in counts for i in range(len(text))}
         for _ in self._computed(sorted(met - set(self._supports))):
@@ -210,7 +199,7 @@ class Truth:
 
 
 def independence(engine: Engine, prompt: Sequence[int], params: SamplingParams, plan: Plan) -> tuple[int, float]:
-    """(duplicates, p-value) of pairs of unseeded requests, one after the other (R22.2).
+    """(duplicates, p-value) of pairs of unseeded requests, one after the other.
 
     Two independent texts are equal with the chance sum of p^2; pooled cells only make it larger, so the exact
     binomial errs on the safe side.

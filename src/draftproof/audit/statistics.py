@@ -10,8 +10,8 @@ from typing import Any
 
 from draftproof.types import InputError
 
-Text = tuple[int, ...]
-Rows = Callable[[Sequence[Text]], list[list[float]]]
+Tokens = tuple[int, ...]
+Rows = Callable[[Sequence[Tokens]], list[list[float]]]
 OTHER = -1
 POWER = 0.99
 
@@ -26,11 +26,11 @@ class Cells:
     rest           the cell that takes everything else
     """
 
-    probabilities: Mapping[Text, float]
-    expanded: frozenset[Text]
-    rest: Text
+    probabilities: Mapping[Tokens, float]
+    expanded: frozenset[Tokens]
+    rest: Tokens
 
-    def of(self, text: Text) -> Text:
+    def of(self, text: Tokens) -> Tokens:
         """The cell a sequence falls into."""
         for length in range(len(text) + 1):
             if text[:length] in self.probabilities:
@@ -46,12 +46,12 @@ def cells(rows: Rows, draws: int, tokens: int, ends: frozenset[int], least: floa
 
     rows(prefixes) -> plain decoding's distribution behind each; only prefixes worth splitting are asked for.
     """
-    found: dict[Text, float] = {}
-    expanded: set[Text] = set()
-    level: dict[Text, float] = {(): 1.0}
+    found: dict[Tokens, float] = {}
+    expanded: set[Tokens] = set()
+    level: dict[Tokens, float] = {(): 1.0}
     rest = 0.0
     while level:
-        following: dict[Text, float] = {}
+        following: dict[Tokens, float] = {}
         for (prefix, weight), row in zip(level.items(), rows(list(level)), strict=True):
             expanded.add(prefix)
             small = 0.0
@@ -84,9 +84,9 @@ class Pearson:
     p_value: float
 
 
-def pearson(cells: Cells, counts: Counter[Text]) -> Pearson:
+def pearson(cells: Cells, counts: Counter[Tokens]) -> Pearson:
     """The test of the counts of whole sequences against the cells."""
-    draws, pooled = sum(counts.values()), Counter[Text]()
+    draws, pooled = sum(counts.values()), Counter[Tokens]()
     for text, count in counts.items():
         pooled[cells.of(text)] += count
     statistic = sum((pooled[text] - draws * p) ** 2 / (draws * p) for text, p in cells.probabilities.items())

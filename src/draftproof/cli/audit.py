@@ -81,7 +81,7 @@ class TextOptions:
     """On which texts."""
 
     prompts: Annotated[
-        str, typer.Option(metavar="FILE.jsonl", help="Lines with prompt, turns or token_ids; without it the bundled.")
+        str, typer.Option(metavar="FILE.jsonl", help="Prompts, as of generate; without it the bundled.")
     ] = ""
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the first N prompts.")] = None
     raw: Annotated[bool, typer.Option("--raw", help="No chat template.")] = False
@@ -146,6 +146,7 @@ def paths(
     json: Json = False,
 ) -> None:
     """Load, decode both ways, classify, show."""
+    from draftproof import catalog
     from draftproof.audit import paths as audits
     from draftproof.cli import audit_tables, setup, show
     from draftproof.types import InputError
@@ -155,8 +156,8 @@ def paths(
     place = setup.settle(where.device, where.dtype, where.threads)
     runs = audits.runs(texts.temperature, texts.seeds, texts.max_tokens)
     loaded = setup.load_target(target, place)
-    drafter = setup.with_gamma(method.drafter, method.gamma)
-    engine = audits.engine(loaded, drafter, method.rule, place, method.breaks == "rollback")
+    judged = audits.without_rollback(loaded) if method.breaks else loaded
+    engine = catalog.engine_for(judged, method.drafter, method.rule, place, method.gamma)
     prompts = _prompts(loaded, texts)
     with show.Bar("comparing", len(prompts) * len(runs)) as bar:
         report = audits.audit(engine, prompts, runs, loaded.model, _ticker(bar))

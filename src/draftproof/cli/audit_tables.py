@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from draftproof.audit import exact, paths, sampled
+from draftproof.audit.statistics import POWER
 from draftproof.cli import show
 
 _BAR = 20
@@ -34,7 +35,7 @@ def show_exact(report: exact.Report) -> None:
         if not result.passed:
             out.print(f"WRONG: {result}", style="red")
     out.print(_controls(report))
-    _verdict(report.passed)
+    _passed(report.passed)
 
 
 def _cell(results: Sequence[exact.Result]) -> Text:
@@ -59,7 +60,8 @@ def show_sampled(report: sampled.Report) -> None:
     out, defects, plan = show.console(sys.stdout), report.defects(), report.plan
     out.print(
         f"Joint law of the first {plan.tokens} tokens, {plan.draws:,} draws a combination. A right engine fails with "
-        f"probability {plan.alpha:g} at most; a shift of the total variation under 'detects' is found with 99 %.\n"
+        f"probability {plan.alpha:g} at most; a shift of the total variation under 'detects' is found with "
+        f"{show.percent(POWER)}.\n"
     )
     table = show.table("combination", ">cells", ">chi²", ">p-value", ">detects", ">outside", ">accepted", "")
     for one in report.tests:
@@ -72,7 +74,7 @@ def show_sampled(report: sampled.Report) -> None:
     out.print(
         f"\nunseeded requests: {report.duplicates} of {sampled.PAIRS} pairs equal, p-value {report.independence:.3g}"
     )
-    _verdict(report.passed, defects)
+    _passed(report.passed, defects)
 
 
 def _row(one: sampled.Tested) -> tuple[str, ...]:
@@ -89,9 +91,9 @@ def show_paths(report: paths.Report) -> None:
             continue
         numbers = (found.plain_margin, found.speculative_margin, found.gap, found.noise)
         seed = "" if one.seed is None else str(one.seed)
-        style = "bold red" if one.verdict == "defect" else "yellow"
+        style = "bold red" if one.finding == "defect" else "yellow"
         shown = (f"{number:.3g}" for number in numbers)
-        table.add_row(str(one.prompt), seed, str(found.position), *shown, Text(one.verdict, style))
+        table.add_row(str(one.prompt), seed, str(found.position), *shown, Text(one.finding, style))
     if table.row_count:
         out.print(table)
     out.print(
@@ -101,9 +103,9 @@ def show_paths(report: paths.Report) -> None:
     )
     if not summary["draft_tokens"]:
         out.print("nothing was drafted, so this says nothing about speculation", style="yellow")
-    _verdict(report.passed)
+    _passed(report.passed)
 
 
-def _verdict(passed: bool, defects: Sequence[str] = ()) -> None:
+def _passed(passed: bool, defects: Sequence[str] = ()) -> None:
     out = show.console(sys.stdout)
     out.print("passed" if passed else " · ".join(["FAILED", *defects]), style="bold green" if passed else "bold red")

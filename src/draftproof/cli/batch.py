@@ -40,7 +40,7 @@ def run(setup: Setup, work: Work, summary: bool) -> None:
                 labels = {"id": prompt.id, "category": prompt.category, "turn": turn}
                 show.print_json({**labels, **result.report(setup.text.label)})
     seconds = time.perf_counter() - began
-    stats = show.pooled([result for _, result in replies])
+    stats = Stats.pooled(result.stats for _, result in replies)
     progress.watch.end(stats, setup.drafting_off(work.params.max_tokens))
     show.notice(show.statistics(stats, ratio(stats.tokens, seconds)))
     if summary:
@@ -76,7 +76,7 @@ class _Progress:
 def _summary(replies: Sequence[tuple[str, Result]], stats: Stats, seconds: float) -> dict[str, Any]:
     prompt_tokens = sum(result.prompt_tokens for _, result in replies)
     categories = dict.fromkeys(category for category, _ in replies)
-    pools = {name: show.pooled([result for category, result in replies if category == name]) for name in categories}
+    pools = {name: Stats.pooled(r.stats for category, r in replies if category == name) for name in categories}
     return {
         "replies": len(replies),
         "usage": {

@@ -100,10 +100,11 @@ class Chat:
     def close(self) -> None:
         """The last line under --json: everything together."""
         from draftproof.cli import show
+        from draftproof.stats import Stats
 
         if not self._output.json:
             return
-        stats = show.pooled(self._results)
+        stats = Stats.pooled(result.stats for result in self._results)
         described = self._setup.described(self._params.max_tokens)
         report = {"replies": len(self._results), "speculation": stats.report(), "timing": stats.timing()}
         show.print_json({**report, **described, "warnings": self._watch.warnings})
@@ -113,7 +114,7 @@ class Chat:
 
         self._messages = list(self._opening)
         self._session = Session(self._setup.engine.target)
-        self._context: list[int] = []
+        self._tokens = 0
 
     def _answer(self) -> None:
         """Stream one reply; what has been said of one that is stopped stays in the conversation."""
@@ -123,9 +124,8 @@ class Chat:
 
         prompt = self._setup.text.chat(self._messages)
         reply = Reply(self._setup.engine, prompt, self._params, self._session)
-        cached = min(_common(self._context, prompt), len(self._session))
-        self._stream(reply)
-        self._context = reply.request.context
+        cached = self._stream(reply)
+        self._tokens = len(reply.request.context)
         self._messages.append({"role": "assistant", "content": reply.text})
         result = reply.result()
         self._results.append(result)
@@ -138,17 +138,22 @@ class Chat:
         if result.error is not None:
             raise InputError(result.error)
 
-    def _stream(self, reply: Reply) -> None:
+    def _stream(self, reply: Reply) -> int:
+        """Show the reply as it comes; the tokens of its prompt that need not be read again."""
         from draftproof.cli import show
-        from draftproof.run import advance
+        from draftproof.run import steps
         from draftproof.session import Session
 
+        cached, before = 0, self._session.fed
         with _first_interrupt() as interrupted:
             try:
-                while not reply.done and not interrupted:
-                    for step, pieces in advance(self._setup.engine, [reply]):
-                        self._writer.write(pieces)
-                        self._watch.see(step)
+                for step, pieces in steps(self._setup.engine, reply):
+                    self._writer.write(pieces)
+                    self._watch.see(step)
+                    if step.prefill:
+                        cached = reply.request.prompt_length - (self._session.fed - before)
+                    if interrupted:
+                        break
             except KeyboardInterrupt:
                 # A call was cut off in the middle, so the cache no longer is what the session says.
                 self._session, interrupted = Session(self._setup.engine.target), [True]
@@ -157,20 +162,21 @@ class Chat:
                 self._writer.end()
         if interrupted:
             show.notice("(stopped)")
+        return cached
 
     def _statistics(self) -> str:
         from draftproof.cli import show
-        from draftproof.stats import ratio
+        from draftproof.stats import Stats, ratio
 
         if not self._results:
             return "Nothing has been said yet."
-        last, stats = self._results[-1], show.pooled(self._results)
+        last, stats = self._results[-1], Stats.pooled(result.stats for result in self._results)
         seconds = sum(result.seconds for result in self._results)
         lines = [f"last reply: {show.statistics(last.stats, last.tokens_per_second)}"]
         if len(self._results) > 1:
             all_of_them = show.count(len(self._results), "reply").replace("replys", "replies")
             lines.append(f"{all_of_them}: {show.statistics(stats, ratio(stats.tokens, seconds))}")
-        lines.append(f"the conversation has {show.count(len(self._context), 'token')}")
+        lines.append(f"the conversation has {show.count(self._tokens, 'token')}")
         return "\n".join(lines)
 
 
@@ -226,9 +232,3 @@ def _first_interrupt() -> Iterator[list[bool]]:
         yield seen
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _common(first: list[int], second: list[int]) -> int:
-    """Length of the shared beginning."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))

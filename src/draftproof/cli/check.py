@@ -1,4 +1,4 @@
-"""`draftproof check`: what a target can do and needs, and whether a draft model fits it (R7.1)."""
+"""`draftproof check`: what a target can do and needs, and whether a draft model fits it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 # One line a paragraph: typer keeps the line ends of a docstring.
 HELP = """Do a target and a draft model fit together, and what do they need?
 
-The verdict on the vocabularies is one of: same; same up to padding; N ids differ; different tokenizers. \\
+How the vocabularies relate is one of: same; same up to padding; N ids differ; different tokenizers. \\
 Exit code 0 for what can be used, 2 for what is refused.
 """
 _KINDS = {"same": "same", "padding": "same up to padding", "differ": "n ids differ", "different": "different tokenizer"}
@@ -59,22 +59,23 @@ def command(
 
     place = setup.settle(device, dtype, None)
     loaded = {"target": setup.load_target(target, place)}
-    verdict = Verdict()
-    name = specs.parse(draft).name if draft is not None else ""
-    if draft is not None and name in catalog.drafters() and name != "model":
-        verdict = Verdict(draft, None, _drafter(draft, loaded["target"], place))
-    elif draft is not None:
-        spec = _bare(draft)
-        loaded["draft"] = setup.load_target(spec, place)
-        verdict = Verdict(f"model:{spec}", *_pair(loaded["target"], loaded["draft"]))
+    fit = Fit()
+    if draft is not None:
+        spec = draft if specs.parse(draft).name in catalog.drafters() else f"model:{draft}"
+        model = catalog.inner(spec)
+        if model is None:
+            fit = Fit(spec, None, _drafter(spec, loaded["target"], place))
+        else:
+            loaded["draft"] = setup.load_target(model, place)
+            fit = Fit(spec, *_pair(loaded["target"], loaded["draft"]))
     facts = {role: _facts(model) for role, model in loaded.items()}
-    (_print_json if json else _print)(facts, verdict)
-    if verdict.problem is not None:
+    (_print_json if json else _print)(facts, fit)
+    if fit.problem is not None:
         raise typer.Exit(2)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Fit:
     """The drafter asked for, how its vocabulary relates to the target's, and why it is refused."""
 
     spec: str | None = None
@@ -109,18 +110,6 @@ def _drafter(spec: str, target: Loaded, place: Place) -> str | None:
     return None
 
 
-def _bare(spec: str) -> str:
-    """The model inside `model:hf:FOLDER,gamma=5`; another spec as it is."""
-    from draftproof import catalog, specs
-
-    parsed = specs.parse(spec)
-    if parsed.name != "model":
-        return spec
-    own = catalog.drafters()["model"].options
-    kept = [f"{key}={value}" for key, value in parsed.options.items() if key not in own]
-    return ",".join([parsed.argument, *kept])
-
-
 def _facts(loaded: Loaded) -> dict[str, Any]:
     """What there is to know about one model; memory in bytes."""
     model, text = loaded.model, loaded.text
@@ -153,15 +142,15 @@ def _facts(loaded: Loaded) -> dict[str, Any]:
     }
 
 
-def _print_json(models: dict[str, dict[str, Any]], verdict: Verdict) -> None:
+def _print_json(models: dict[str, dict[str, Any]], fit: Fit) -> None:
     from draftproof.cli import show
 
-    report: dict[str, Any] = {**models, "usable": verdict.problem is None, "problem": verdict.problem}
-    if verdict.pairing is not None:
-        pairing = verdict.pairing
+    report: dict[str, Any] = {**models, "usable": fit.problem is None, "problem": fit.problem}
+    if fit.pairing is not None:
+        pairing = fit.pairing
         differences = [{"id": d.id, "target": d.target, "draft": d.draft} for d in pairing.differences]
         report |= {
-            "verdict": _KINDS[pairing.kind],
+            "vocabularies": _KINDS[pairing.kind],
             "num_differences": pairing.num_differences,
             "differences": differences,
             "proposable": sum(pairing.allowed),
@@ -169,7 +158,7 @@ def _print_json(models: dict[str, dict[str, Any]], verdict: Verdict) -> None:
     show.print_json(report)
 
 
-def _print(models: dict[str, dict[str, Any]], verdict: Verdict) -> None:
+def _print(models: dict[str, dict[str, Any]], fit: Fit) -> None:
     from draftproof.cli import show
 
     out = show.console(sys.stdout)
@@ -178,12 +167,12 @@ def _print(models: dict[str, dict[str, Any]], verdict: Verdict) -> None:
         rows.add_row(label, *cells)
     out.print(rows)
     out.print()
-    if verdict.pairing is not None and verdict.problem is None:
-        _print_pairing(verdict.pairing)
-    if verdict.problem is not None:
-        out.print(f"refused: {verdict.problem}", style="red")
-    elif verdict.spec is not None:
-        out.print(f"usable: --drafter {verdict.spec}", style="green")
+    if fit.pairing is not None and fit.problem is None:
+        _print_pairing(fit.pairing)
+    if fit.problem is not None:
+        out.print(f"refused: {fit.problem}", style="red")
+    elif fit.spec is not None:
+        out.print(f"usable: --drafter {fit.spec}", style="green")
 
 
 def _print_pairing(pairing: Pairing) -> None:

@@ -14,8 +14,8 @@ from draftproof.cli import show
 from draftproof.cli.setup import Setup
 from draftproof.drafters.null import NullDrafter
 from draftproof.engine import Engine
-from draftproof.run import Piece, Reply, Result, advance
-from draftproof.stats import ratio
+from draftproof.run import Piece, Reply, Result, steps
+from draftproof.stats import Stats, ratio, total
 from draftproof.types import InputError, SamplingParams, Step
 
 OnStep = Callable[[Step, Sequence[Piece]], None]
@@ -51,8 +51,8 @@ class Runner:
         seconds: dict[int, float] = {}
         for count in sorted(counts):
             torch.set_num_threads(count)
-            steps = self.run(prompt, _WARM_UP_TOKENS, plain=True).steps
-            seconds[count] = median(_seconds(step) for step in steps)
+            measured = self.run(prompt, _WARM_UP_TOKENS, plain=True).steps
+            seconds[count] = median(total(step.timing) for step in measured)
         most = max(counts)
         torch.set_num_threads(most if seconds[most] < _WORTH_THREADS * seconds[min(counts)] else min(counts))
         self.run(prompt, _WARM_UP_TOKENS, plain=False)
@@ -62,18 +62,17 @@ class Runner:
         options = self._options
         params = SamplingParams(max_tokens=max_tokens, speculative=options.speculative, gamma=options.gamma, seed=0)
         engine = self._plain if plain else self._speculative
-        reply, steps = Reply(engine, prompt, params), []
+        reply, taken = Reply(engine, prompt, params), []
         try:
-            while not reply.done:
-                for step, pieces in advance(engine, [reply]):
-                    steps.append(step)
-                    if on_step is not None:
-                        on_step(step, pieces)
+            for step, pieces in steps(engine, reply):
+                taken.append(step)
+                if on_step is not None:
+                    on_step(step, pieces)
         finally:
             reply.cancel()
         if reply.error is not None:
             raise InputError(reply.error)
-        return Run(reply.result(), tuple(steps))
+        return Run(reply.result(), tuple(taken))
 
 
 @dataclass(frozen=True)
@@ -125,11 +124,12 @@ class Cost:
         drafted = [s for c in comparisons for s in c.speculative.steps if s.num_draft_tokens]
         if not plain or not drafted:
             return None
+        stats = Stats.of(drafted)
         return cls(
-            verified=1 + sum(s.num_draft_tokens for s in drafted) / len(drafted),
+            verified=1 + ratio(stats.draft_tokens, stats.steps),
             target=ratio(median(s.timing.target for s in drafted), median(s.timing.target for s in plain)),
-            step=ratio(median(map(_seconds, drafted)), median(map(_seconds, plain))),
-            brought=sum(len(s.tokens) for s in drafted) / len(drafted),
+            step=ratio(median(total(s.timing) for s in drafted), median(total(s.timing) for s in plain)),
+            brought=ratio(stats.tokens, stats.steps),
         )
 
 
@@ -159,7 +159,7 @@ def as_table(comparisons: Sequence[Comparison]) -> Table:
     return made
 
 
-def verdict(comparisons: Sequence[Comparison]) -> list[str]:
+def summary(comparisons: Sequence[Comparison]) -> list[str]:
     """What the numbers say, also when it is no good news."""
     factor, cost = overall(comparisons), Cost.of(comparisons)
     if cost is None:
@@ -200,9 +200,5 @@ def report(comparisons: Sequence[Comparison]) -> dict[str, Any]:
         "speedup": overall(comparisons),
         "same_tokens": all(c.first_difference is None for c in comparisons),
         "drafted_step": None if cost is None else asdict(cost),
-        "verdict": " ".join(verdict(comparisons)),
+        "summary": " ".join(summary(comparisons)),
     }
-
-
-def _seconds(step: Step) -> float:
-    return float(sum(asdict(step.timing).values()))

@@ -53,7 +53,7 @@ def command(
     out.print()
     out.print(compare.as_table(comparisons))
     out.print()
-    for sentence in compare.verdict(comparisons):
+    for sentence in compare.summary(comparisons):
         out.print(sentence)
 
 

@@ -85,7 +85,7 @@ def _one(setup: Setup, job: Job, params: SamplingParams, output: OutputOptions) 
     """Stream the text, then say what it took; or print one object."""
     from draftproof.cli import show
     from draftproof.cli.setup import Watch
-    from draftproof.run import Reply, advance
+    from draftproof.run import Reply, steps
     from draftproof.types import InputError
 
     reply, watch = Reply(setup.engine, job.encode([]), params), Watch()
@@ -94,11 +94,11 @@ def _one(setup: Setup, job: Job, params: SamplingParams, output: OutputOptions) 
     writer = show.Writer(output.color, plain=off is not None, silent=output.json)
     writer.legend()
     try:
-        while not reply.done:
-            for step, pieces in advance(setup.engine, [reply]):
-                writer.write(pieces)
-                watch.see(step)
+        for step, pieces in steps(setup.engine, reply):
+            writer.write(pieces)
+            watch.see(step)
     finally:
+        writer.write(reply.cancel())
         writer.end()
     result = reply.result()
     watch.end(result.stats, off)

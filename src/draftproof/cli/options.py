@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -15,31 +16,15 @@ import typer
 if TYPE_CHECKING:
     from draftproof.types import SamplingParams
 
-_MODELS = "Models and method"
-_SAMPLING = "Sampling"
-_ENDS = "Length and ends"
-_OUTPUT = "Output"
-
 
 def _option(*names: str, panel: str | None = None, metavar: str | None = None, help: str) -> Any:
     return typer.Option(*names, rich_help_panel=panel, metavar=metavar, help=help, show_default=True)
 
 
-def _model(*names: str, metavar: str | None = None, help: str) -> Any:
-    return _option(*names, panel=_MODELS, metavar=metavar, help=help)
-
-
-def _sampling(*names: str, metavar: str | None = None, help: str) -> Any:
-    return _option(*names, panel=_SAMPLING, metavar=metavar, help=help)
-
-
-def _ends(*names: str, metavar: str | None = None, help: str) -> Any:
-    return _option(*names, panel=_ENDS, metavar=metavar, help=help)
-
-
-def _output(*names: str, metavar: str | None = None, help: str) -> Any:
-    return _option(*names, panel=_OUTPUT, metavar=metavar, help=help)
-
+_model = partial(_option, panel="Models and method")
+_sampling = partial(_option, panel="Sampling")
+_ends = partial(_option, panel="Length and ends")
+_output = partial(_option, panel="Output")
 
 Json = Annotated[bool, _output("--json", help="Print JSON; the last line on standard output is one object.")]
 Color = Annotated[bool | None, _output("--color/--no-color", help="Without it colours in a terminal only.")]
@@ -97,26 +82,14 @@ class SamplingOptions:
         """As the engine takes them. InputError for a value out of range."""
         from draftproof.types import SamplingParams
 
-        return SamplingParams(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            typical_p=self.typical_p,
-            logit_bias=tuple(_bias(entry) for entry in self.logit_bias or ()),
-            repetition_penalty=self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            no_repeat_ngram=self.no_repeat_ngram,
-            min_tokens=self.min_tokens,
-            max_tokens=self.max_tokens,
-            stop_tokens=tuple(self.stop_token or ()),
-            stop_strings=tuple(self.stop or ()),
-            seed=self.seed,
-            logprobs=logprobs,
-            speculative=models.speculative,
-            gamma=models.gamma,
-        )
+        given = {item.name: getattr(self, item.name) for item in fields(self)}
+        values: dict[str, Any] = {item.name: given[item.name] for item in fields(SamplingParams) if item.name in given}
+        values |= {
+            "logit_bias": tuple(_bias(entry) for entry in self.logit_bias or ()),
+            "stop_tokens": tuple(self.stop_token or ()),
+            "stop_strings": tuple(self.stop or ()),
+        }
+        return SamplingParams(**values, logprobs=logprobs, speculative=models.speculative, gamma=models.gamma)
 
 
 @dataclass(frozen=True)

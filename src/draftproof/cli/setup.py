@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from draftproof import catalog, specs
+from draftproof import catalog
 from draftproof.catalog import Loaded, Place
 from draftproof.cli import show
 from draftproof.cli.options import ModelOptions
@@ -81,12 +81,10 @@ class Setup:
 def load(options: ModelOptions) -> Setup:
     """Target, drafter and rule. InputError, before anything runs, for what does not fit together."""
     place = settle(options.device, options.dtype, options.threads)
-    drafter_spec = with_gamma(options.drafter, options.gamma)
     target = load_target(options.target, place)
     with show.busy("loading the drafter"):
-        drafter = catalog.load_drafter(drafter_spec, target, place)
-        rule = catalog.load_rule(options.rule, drafter)
-    return Setup(Engine(target.model, drafter, rule, target.text), target, options)
+        engine = catalog.engine_for(target, options.drafter, options.rule, place, options.gamma)
+    return Setup(engine, target, options)
 
 
 def settle(device: str, dtype: str, threads: int | None) -> Place:
@@ -96,15 +94,22 @@ def settle(device: str, dtype: str, threads: int | None) -> Place:
             raise InputError(f"--threads must be at least 1, not {threads}.")
         torch.set_num_threads(threads)
     check_device(device)
-    return Place(device, dtype)
+    return Place(device, dtype, threads)
 
 
 def load_target(spec: str, place: Place) -> Loaded:
     """The model of a spec, the demo's model for an empty one."""
     if not spec:
-        spec = f"hf:{demo_folder()}"
+        spec = f"{default_backend(place)}:{demo_folder()}"
     with show.busy("loading the target"):
         return catalog.load_model(spec, place)
+
+
+def default_backend(place: Place) -> str:
+    """Our own kernels where they are installed and the place is theirs, else transformers."""
+    from draftproof.models import native
+
+    return "native" if native.available() and place.device == "cpu" and place.dtype == "auto" else "hf"
 
 
 def demo_folder() -> str:
@@ -115,32 +120,20 @@ def demo_folder() -> str:
         return str(demo_model(lambda what, share: bar.update(share, what)))
 
 
-def with_gamma(drafter: str, gamma: int | None) -> str:
-    """The drafter's spec with this draft length, where it has that option and does not name it itself."""
-    if gamma is None or gamma < 1:
-        return drafter
-    parsed = specs.parse(drafter)
-    entry = catalog.drafters().get(parsed.name)
-    if entry is None or "gamma" not in entry.options or {"gamma", "shape"} & set(parsed.options):
-        return drafter
-    return f"{drafter},gamma={gamma}" if parsed.argument or parsed.options else f"{drafter.rstrip(':')}:gamma={gamma}"
-
-
 class Watch:
-    """Looks at the steps of a run and warns once when drafting is no use (R19.1)."""
+    """Looks at the steps of a run and warns once when drafting is no use."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
-        self._steps = self._drafted = self._accepted = 0
+        self._seen = Stats()
 
     def see(self, step: Step) -> None:
         """Count a step."""
-        self._accepted += step.num_accepted_tokens
-        self._drafted += step.num_draft_tokens
-        self._steps += step.num_draft_tokens > 0
-        if self._steps == _HOPELESS_STEPS and not self._accepted and not self.warnings:
+        self._seen.add(step)
+        drafted, steps = self._seen.draft_tokens, self._seen.drafted_steps
+        if steps == _HOPELESS_STEPS and not self._seen.accepted_tokens and not self.warnings:
             self._warn(
-                f"none of {self._drafted} draft tokens was accepted in {self._steps} steps: this drafter only costs"
+                f"none of {drafted} draft tokens was accepted in {steps} steps: this drafter only costs"
                 " time here; try another one, or --no-speculative."
             )
 

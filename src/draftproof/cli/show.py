@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from draftproof.run import Piece, Result
+from draftproof.run import Piece
 from draftproof.stats import Stats
 
 STYLES = {"accepted": "green", "correction": "yellow", "bonus": "bright_blue", "plain": "dim"}
@@ -155,14 +155,6 @@ def statistics(stats: Stats, tokens_per_second: float) -> str:
     else:
         parts.append("nothing drafted")
     return " · ".join([*parts, f"{tokens_per_second:.1f} tokens/s"])
-
-
-def pooled(results: Sequence[Result]) -> Stats:
-    """Counts of all replies together."""
-    stats = Stats()
-    for result in results:
-        stats = stats.pooled(result.stats)
-    return stats
 
 
 def table(*columns: str, title: str | None = None) -> Table:

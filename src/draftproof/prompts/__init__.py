@@ -14,6 +14,7 @@ from draftproof.types import InputError
 
 Message = dict[str, str]
 BUNDLED = "bundled"
+_KINDS = ("prompt", "turns", "messages", "token_ids")
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Prompt:
 
     messages  what has been said before the first turn ({"role", "content"} each); may be empty
     turns     user messages, answered one after the other. Without turns the reply to `messages` is wanted
+    token_ids the prompt as ids, which no template is put around; then there are neither messages nor turns
     where     where it was read, for error messages
     """
 
@@ -30,6 +32,7 @@ class Prompt:
     id: str = ""
     category: str = ""
     where: str = "the prompt"
+    token_ids: tuple[int, ...] = ()
 
     @property
     def replies(self) -> int:
@@ -40,8 +43,9 @@ class Prompt:
 def read(path: str | Path) -> list[Prompt]:
     """The prompts of a JSONL file, in its order; `bundled` or `bundled:CATEGORY` names the project's own.
 
-    A line is {"prompt": text}, {"turns": [text, ...]}, {"messages": [{"role", "content"}, ...]} or a JSON string;
-    `id` and `category` are optional. InputError names file and line of what cannot be used.
+    A line is {"prompt": text}, {"turns": [text, ...]}, {"messages": [{"role", "content"}, ...]},
+    {"token_ids": [id, ...]} or a JSON string; `id` and `category` are optional. InputError names file and line of
+    what cannot be used.
     """
     name, _, category = str(path).partition(":")
     if name == BUNDLED:
@@ -104,12 +108,15 @@ def _parse(line: str, where: str) -> Prompt:
         value = {"prompt": value}
     if not isinstance(value, dict):
         raise InputError(f"{where} must be a JSON object or a string, not {json.dumps(value)[:40]}.")
-    given = [key for key in ("prompt", "turns", "messages") if key in value]
+    given = [key for key in _KINDS if key in value]
     if len(given) != 1:
-        raise InputError(f"{where} must hold one of prompt, turns and messages, not {' and '.join(given) or 'none'}.")
+        kinds, found = f"{', '.join(_KINDS[:-1])} and {_KINDS[-1]}", " and ".join(given) or "none"
+        raise InputError(f"{where} must hold one of {kinds}, not {found}.")
     content = value[given[0]]
     if given[0] == "messages":
         return Prompt((), _messages(content, where), *_labels(value), where)
+    if given[0] == "token_ids":
+        return Prompt((), (), *_labels(value), where, _ids(content, where))
     turns = [content] if given[0] == "prompt" else content
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
         kind = "a text that is not empty" if given[0] == "prompt" else "a list of texts, none of them empty"
@@ -126,6 +133,12 @@ def _messages(value: object, where: str) -> tuple[Message, ...]:
     if not good or not isinstance(value, list):
         raise InputError(f'{where}: messages must be a list of {{"role": text, "content": text}}.')
     return tuple({key: clean(text, where) for key, text in message.items()} for message in value)
+
+
+def _ids(value: object, where: str) -> tuple[int, ...]:
+    if not isinstance(value, list) or not value or not all(type(token) is int for token in value):
+        raise InputError(f"{where}: token_ids must be a list of whole numbers, at least one.")
+    return tuple(value)
 
 
 def _is_message(value: object) -> bool:

@@ -1,0 +1,15 @@
+// The table of one instruction set; compiled once for each, with DRAFTPROOF_ISA naming it.
+#include "kernels.h"
+
+#include "multiply.h"
+#include "rows.h"
+
+#define DRAFTPROOF_TEXT(x) #x
+#define DRAFTPROOF_NAME(x) DRAFTPROOF_TEXT(x)
+
+namespace draftproof::DRAFTPROOF_ISA {
+
+extern const Kernels table{
+    DRAFTPROOF_NAME(DRAFTPROOF_ISA), kMaxRows, multiply, quantise, group_sums, rms_norm, gate, softmax, mix};
+
+}  // namespace draftproof::DRAFTPROOF_ISA

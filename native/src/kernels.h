@@ -1,0 +1,82 @@
+// The table of kernels, one a set of instructions. Every kernel computes each output from its own inputs in one fixed
+// order, whatever the number of rows, panels or threads: that is what makes the backend invariant.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace draftproof {
+
+constexpr int kPanel = 16;  // columns of a weight panel, keys of a cache panel, lanes of a vector
+constexpr int kGroup = 32;  // weights along the depth that share a scale, and activations quantised together
+
+enum class Format : int { f32, bf16, int8, int4 };
+enum class Activation : int { silu, gelu_tanh };
+
+// Weights of `kPanel` outputs each, panel after panel. Inside a panel:
+//   f32        [depth][16]
+//   bf16       [depth/2][16][2]
+//   int8       scales f32 [16], then [depth/4][16][4] signed bytes
+//   int4       per group of 32: scales f16 [16], minima f16 [16], [4][16] words of eight nibbles; nibble 2b of a word
+//   is
+//              k + b and nibble 2b + 1 is k + 4 + b, so that masking a word leaves four consecutive k as bytes
+struct Panels {
+  Format format;
+  const std::uint8_t* data;
+  std::size_t stride;  // bytes from one panel to the next
+  int depth;
+};
+
+// A tile of input rows, transposed so that a kernel walks one pointer: values [depth][rows].
+// With quantised activations: quants [depth/4][rows][4], scales and offsets [depth/32][rows]. `sums` [depth/32][rows]
+// holds the sum of each group (of the values, or scale * sum of quants), which the minima of int4 weights multiply.
+struct Tile {
+  int rows;
+  const float* values;
+  const float* sums;
+  const std::int8_t* quants;
+  const float* scales;
+  const std::int32_t* offsets;  // -128 * sum of quants: int8 weights enter the dot product shifted by 128
+};
+
+struct Kernels {
+  const char* name;
+  int max_rows;  // rows of the largest tile
+
+  // out[r * stride + c] = sum over k of x[k][r] * w[k][c], for `count` panels from `panel` on.
+  void (*multiply)(const Panels& weights, int panel, int count, const Tile& x, float* out, int out_stride);
+  // quants[k/4][rows][4], scales, offsets and sums of row r from x[depth].
+  void (*quantise)(const float* x, int depth, int rows, int r, std::int8_t* quants, float* scales,
+                   std::int32_t* offsets, float* sums);
+  // sums[g][rows] of row r from x[depth].
+  void (*group_sums)(const float* x, int depth, int rows, int r, float* sums);
+  // out = x / sqrt(mean(x^2) + eps) * weight; n is a multiple of 16.
+  void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* out);
+  // out = activation(gate) * up; n is a multiple of 16.
+  void (*gate)(Activation activation, const float* gate, const float* up, int n, float* out);
+  // scores[first, last) become exp(score - max); returns their sum. The buffer reaches up to the next multiple of 16,
+  // its lanes outside the range are overwritten with zero.
+  float (*softmax)(float* scores, int first, int last);
+  // out[r * width + d] += sum over j of weights[r * stride + j] * values[j * width + d], j ascending, for d < columns,
+  // a multiple of 16.
+  void (*mix)(const float* weights, int stride, int rows, const float* values, int count, int width, int columns,
+              float* out);
+};
+
+const Kernels& kernels(const char* isa);  // "auto" or a name of `kernel_names`; throws std::invalid_argument
+const char* const* kernel_names();        // those this machine can run, best first, then nullptr
+
+namespace avx512 {
+extern const Kernels table;
+}
+namespace avx2 {
+extern const Kernels table;
+}
+namespace neon {
+extern const Kernels table;
+}
+namespace generic {
+extern const Kernels table;
+}
+
+}  // namespace draftproof

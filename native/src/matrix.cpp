@@ -1,0 +1,124 @@
+#include "matrix.h"
+
+#include <cstring>
+#include <stdexcept>
+
+#include "half.h"
+
+namespace draftproof {
+namespace {
+
+constexpr int kInt4Group = 4 * kPanel + kGroup * kPanel / 2;  // bytes of a group: scales, minima, nibbles
+
+std::size_t bytes_of_panel(Format format, int depth) {
+  const std::size_t k = static_cast<std::size_t>(depth);
+  switch (format) {
+    case Format::f32: return k * kPanel * 4;
+    case Format::bf16: return k * kPanel * 2;
+    case Format::int8: return kPanel * 4 + k * kPanel;
+    case Format::int4: return k / kGroup * kInt4Group;
+  }
+  throw std::invalid_argument("unknown weight format");
+}
+
+template <class T>
+void put(std::uint8_t* at, T value) {
+  std::memcpy(at, &value, sizeof value);
+}
+template <class T>
+T get(const std::uint8_t* at) {
+  T value;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
+
+std::size_t bf16_at(int lane, int k) { return (static_cast<std::size_t>(k / 2) * kPanel + lane) * 4 + k % 2 * 2; }
+
+std::size_t int8_at(int lane, int k) {
+  return kPanel * 4 + static_cast<std::size_t>(k / 4) * kPanel * 4 + lane * 4 + k % 4;
+}
+
+struct NibbleAt {
+  std::size_t byte;
+  int shift;
+};
+
+NibbleAt nibble_at(int lane, int k) {
+  const int within = k % kGroup, j = within % 8;
+  const std::size_t word =
+      static_cast<std::size_t>(k / kGroup) * kInt4Group + 4 * kPanel + (within / 8 * kPanel + lane) * 4;
+  return {word + j % 4, 4 * (j / 4)};
+}
+
+std::size_t scale_at(int lane, int group) { return static_cast<std::size_t>(group) * kInt4Group + lane * 2; }
+std::size_t minimum_at(int lane, int group) { return scale_at(lane, group) + kPanel * 2; }
+
+}  // namespace
+
+Matrix::Matrix(Arena& arena, Format format, int outputs, int depth)
+    : format_(format), outputs_(outputs), depth_(depth), stride_(bytes_of_panel(format, depth)) {
+  if (outputs < 1 || depth < kPanel || depth % kPanel != 0)
+    throw std::invalid_argument("a matrix needs outputs, and a depth in multiples of 16");
+  data_ = arena.allocate(bytes());
+}
+
+std::shared_ptr<Matrix> Matrix::from_f32(Arena& arena, const float* w, int outputs, int depth) {
+  std::shared_ptr<Matrix> m(new Matrix(arena, Format::f32, outputs, depth));
+  for (int n = 0; n < outputs; ++n)
+    for (int k = 0; k < depth; ++k) put(m->panel(n) + (static_cast<std::size_t>(k) * kPanel + n % kPanel) * 4, *w++);
+  return m;
+}
+
+std::shared_ptr<Matrix> Matrix::from_bf16(Arena& arena, const std::uint16_t* w, int outputs, int depth) {
+  std::shared_ptr<Matrix> m(new Matrix(arena, Format::bf16, outputs, depth));
+  for (int n = 0; n < outputs; ++n)
+    for (int k = 0; k < depth; ++k) put(m->panel(n) + bf16_at(n % kPanel, k), *w++);
+  return m;
+}
+
+std::shared_ptr<Matrix> Matrix::from_int8(Arena& arena, const std::int8_t* q, const float* scales, int outputs,
+                                          int depth) {
+  std::shared_ptr<Matrix> m(new Matrix(arena, Format::int8, outputs, depth));
+  for (int n = 0; n < outputs; ++n) {
+    put(m->panel(n) + n % kPanel * 4, scales[n]);
+    for (int k = 0; k < depth; ++k) put(m->panel(n) + int8_at(n % kPanel, k), *q++);
+  }
+  return m;
+}
+
+std::shared_ptr<Matrix> Matrix::from_int4(Arena& arena, const std::uint8_t* q, const std::uint16_t* scales,
+                                          const std::uint16_t* minima, int outputs, int depth) {
+  if (depth % kGroup != 0) throw std::invalid_argument("int4 weights need a depth in multiples of 32");
+  std::shared_ptr<Matrix> m(new Matrix(arena, Format::int4, outputs, depth));
+  for (int n = 0; n < outputs; ++n) {
+    std::uint8_t* panel = m->panel(n);
+    for (int g = 0; g < depth / kGroup; ++g)
+      put(panel + scale_at(n % kPanel, g), *scales++), put(panel + minimum_at(n % kPanel, g), *minima++);
+    for (int k = 0; k < depth; ++k, ++q) {
+      const NibbleAt at = nibble_at(n % kPanel, k);
+      panel[at.byte] |= static_cast<std::uint8_t>((*q & 15) << at.shift);
+    }
+  }
+  return m;
+}
+
+void Matrix::row(int output, float* out) const {
+  const std::uint8_t* panel = this->panel(output);
+  const int lane = output % kPanel;
+  for (int k = 0; k < depth_; ++k) {
+    const std::size_t plain = static_cast<std::size_t>(k) * kPanel + lane;
+    switch (format_) {
+      case Format::f32: out[k] = get<float>(panel + plain * 4); break;
+      case Format::bf16: out[k] = widen_bf16(get<std::uint16_t>(panel + bf16_at(lane, k))); break;
+      case Format::int8: out[k] = get<std::int8_t>(panel + int8_at(lane, k)) * get<float>(panel + lane * 4); break;
+      case Format::int4: {
+        const NibbleAt at = nibble_at(lane, k);
+        const float scale = widen_f16(get<std::uint16_t>(panel + scale_at(lane, k / kGroup)));
+        const float minimum = widen_f16(get<std::uint16_t>(panel + minimum_at(lane, k / kGroup)));
+        out[k] = scale * static_cast<float>(panel[at.byte] >> at.shift & 15) + minimum;
+      }
+    }
+  }
+}
+
+}  // namespace draftproof

@@ -1,0 +1,67 @@
+// AVX-512 lanes (F, BW, DQ, VL, and VNNI for the integer dot products).
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace draftproof::DRAFTPROOF_ISA {
+
+struct V16 {
+  __m512 v;
+};
+struct I16 {
+  __m512i v;
+};
+
+constexpr int kAccumulators = 24;  // V16 sums that fit the register file beside weights and a broadcast
+constexpr int kMaxRows = 12;
+
+inline V16 splat(float x) { return {_mm512_set1_ps(x)}; }
+inline V16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float* p, V16 a) { _mm512_storeu_ps(p, a.v); }
+inline V16 operator+(V16 a, V16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline V16 operator-(V16 a, V16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline V16 operator*(V16 a, V16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline V16 operator/(V16 a, V16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline V16 max(V16 a, V16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline V16 min(V16 a, V16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline V16 fma(V16 a, V16 b, V16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+
+// 2^n from the bits that `exp` leaves in the low mantissa.
+inline V16 exponent(V16 shifted) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23))};
+}
+
+inline V16 load_f16(const std::uint16_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+
+inline I16 load_i32(const void* p) { return {_mm512_loadu_si512(p)}; }
+inline I16 splat_i32(std::int32_t x) { return {_mm512_set1_epi32(x)}; }
+inline void store_i32(std::int32_t* p, I16 a) { _mm512_storeu_si512(p, a.v); }
+inline I16 operator&(I16 a, I16 b) { return {_mm512_and_si512(a.v, b.v)}; }
+inline I16 operator^(I16 a, I16 b) { return {_mm512_xor_si512(a.v, b.v)}; }
+inline I16 operator-(I16 a, I16 b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+typedef std::uint32_t Unsigned16 __attribute__((vector_size(64)));
+typedef std::int32_t Signed16 __attribute__((vector_size(64)));
+inline I16 shift_left(I16 a, int n) { return {(__m512i)((Unsigned16)a.v << n)}; }
+inline I16 shift_right(I16 a, int n) { return {(__m512i)((Unsigned16)a.v >> n)}; }
+inline I16 shift_right_signed(I16 a, int n) { return {(__m512i)((Signed16)a.v >> n)}; }
+inline V16 as_float(I16 a) { return {_mm512_castsi512_ps(a.v)}; }
+inline V16 to_float(I16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
+
+// The lowest four bits of each lane as a float, whatever stands above them: one table look-up.
+inline V16 low_nibble(I16 a) {
+  const __m512 table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return {_mm512_permutexvar_ps(a.v, table)};
+}
+
+// Four products a lane of unsigned bytes with signed bytes, added to `sum`: exact in 32 bits.
+inline I16 dot4(I16 sum, I16 unsigned_bytes, I16 signed_bytes) {
+  return {_mm512_dpbusd_epi32(sum.v, unsigned_bytes.v, signed_bytes.v)};
+}
+
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+}  // namespace draftproof::DRAFTPROOF_ISA

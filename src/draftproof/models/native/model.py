@@ -1,0 +1,89 @@
+"""The native CPU backend behind the protocol `Model`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftproof import _kernels
+from draftproof.models.native.config import DecoderSpec
+from draftproof.types import Cache, InputError, Output, Segment
+
+_BEHIND_WINDOW = 128
+"""Entries a cache keeps behind a window for rollbacks, a page of 64 more than `kWindowSlack` in cache.h."""
+
+
+class NativeModel:
+    """A decoder in C++ whose logits for a token are the same bits whatever else is in the call.
+
+    The cost of a forward is nearly flat in the number of tokens until arithmetic, not memory, is the limit.
+    """
+
+    def __init__(self, name: str, spec: DecoderSpec, compiled: _kernels.Model, weights: str = "bf16") -> None:
+        self.name = name
+        self.vocab_size = spec.vocab
+        self.max_context: int | None = spec.max_context
+        self.device = torch.device("cpu")
+        self.num_layers = len(spec.layers)
+        self.can = frozenset({"rollback", "tree", "hidden", "early_exit", "invariant"})
+        self.dtype = weights
+        self.isa: str = compiled.isa
+        self._spec = spec
+        self._compiled = compiled
+
+    def memory(self) -> dict[str, int]:
+        """Bytes: `weights`, `kv_per_token` of the layers that keep every token, `kv_window` of a request's others.
+
+        `kv_window` is what the sliding-window layers of one request hold once their windows are full.
+        """
+        entry = 2 * 4 * self._spec.kv_heads * self._spec.head_dim
+        windows = [layer.window for layer in self._spec.layers if layer.window]
+        return {
+            "weights": self._compiled.weight_bytes,
+            "kv_per_token": (self.num_layers - len(windows)) * entry,
+            "kv_window": sum(window + _BEHIND_WINDOW for window in windows) * entry,
+        }
+
+    def new_cache(self) -> Cache:
+        """An empty cache."""
+        cache: Cache = self._compiled.new_cache()
+        return cache
+
+    def forward(
+        self, segments: Sequence[Segment], layers: Sequence[int] = (), exit_layer: int | None = None
+    ) -> list[Output]:
+        """One call for all requests; see `contracts.Model`. Layer l is the state after l layers, 0 the embedding.
+
+        Raises ValueError for segments that contradict their caches, InputError beyond `max_context`; no cache has
+        changed then.
+        """
+        outputs = [self._output(segment, len(layers)) for segment in segments]
+        calls = [self._call(segment, output) for segment, output in zip(segments, outputs, strict=True)]
+        try:
+            self._compiled.forward(calls, list(layers), -1 if exit_layer is None else exit_layer)
+        except OverflowError as error:
+            raise InputError(f"{self.name}: {error}; shorten the prompt or ask for fewer new tokens.") from error
+        return outputs
+
+    def reusable(self, cache: Any, length: int) -> int:
+        """The longest length <= `length` to which `rollback` can go: `length`, or 0 where a window has passed it."""
+        answer: int = cache.reusable(length)
+        return answer
+
+    def rollback(self, cache: Any, length: int, keep: Sequence[int] = ()) -> None:
+        """Keep entries [0, length) and then `keep`, a path in the order of the text."""
+        cache.rollback(length, list(keep))
+
+    def _output(self, segment: Segment, layers: int) -> Output:
+        hidden = torch.empty(len(segment.tokens), layers, self._spec.hidden) if layers else None
+        return Output(torch.empty(segment.rows, self.vocab_size), hidden)
+
+    def _call(self, segment: Segment, output: Output) -> tuple[Any, ...]:
+        tokens: Tensor = segment.tokens.to(torch.int64).contiguous()
+        hidden = None if output.hidden is None else output.hidden.numpy()
+        return (
+            segment.cache, tokens.numpy(), segment.parents, segment.rows, segment.resume, output.logits.numpy(), hidden
+        )  # fmt: skip

@@ -1,0 +1,67 @@
+"""Weight formats: from a tensor [outputs, depth] to the panels of the kernels."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from draftproof import _kernels
+from draftproof.models.native.grid import GROUP, Grid, Weight, dense
+from draftproof.types import InputError
+
+WeightFormat = Literal["bf16", "f32", "int8", "int4"]
+ActivationFormat = Literal["f32", "int8"]
+
+
+def check_formats(weights: str, activations: str) -> None:
+    """InputError unless the combination exists."""
+    if weights not in get_args(WeightFormat):
+        raise InputError(f"weights must be one of {', '.join(get_args(WeightFormat))}, not {weights}.")
+    if activations not in get_args(ActivationFormat):
+        raise InputError(f"activations must be one of {', '.join(get_args(ActivationFormat))}, not {activations}.")
+    if activations == "int8" and weights in ("bf16", "f32"):
+        raise InputError(f"activations=int8 needs weights=int8 or weights=int4, not {weights}.")
+
+
+def pack(weight: Weight, fmt: WeightFormat, arena: _kernels.Arena | None = None) -> _kernels.Matrix:
+    """Panels of a weight [outputs, depth], rounded to the nearest values of the format; int4 keeps a grid as it is.
+
+    Matrices packed into one `_kernels.Arena` lie side by side.
+    """
+    arena = arena or _kernels.Arena()
+    if fmt == "int4":
+        return pack_int4(weight if isinstance(weight, Grid) else quantise_int4(weight.float()), arena)
+    tensor = dense(weight)
+    if fmt == "f32":
+        return arena.pack_f32(tensor.float().contiguous().numpy())
+    if fmt == "bf16":
+        return arena.pack_bf16(tensor.to(torch.bfloat16).contiguous().view(torch.uint16).numpy())
+    codes, scales = quantise_int8(tensor.float())
+    return arena.pack_int8(codes.numpy(), scales.numpy())
+
+
+def pack_int4(grid: Grid, arena: _kernels.Arena) -> _kernels.Matrix:
+    """Panels of weights on their grid."""
+    halves = [part.to(torch.float16).contiguous().view(torch.uint16).numpy() for part in (grid.scales, grid.minima)]
+    return arena.pack_int4(grid.codes.contiguous().numpy(), *halves)
+
+
+def quantise_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes -127..127 and one scale an output, by the largest magnitude."""
+    scales = weight.abs().amax(dim=1) / 127.0
+    codes = torch.where(scales[:, None] > 0, weight / scales[:, None], torch.zeros(())).round()
+    return codes.to(torch.int8).contiguous(), scales.contiguous()
+
+
+def quantise_int4(weight: Tensor) -> Grid:
+    """Codes 0..15, scales and minima a group of 32: the grid of Q4_1, `scale * code + minimum` in float16."""
+    outputs, depth = weight.shape
+    groups = weight.view(outputs, depth // GROUP, GROUP)
+    minima = groups.amin(dim=2).to(torch.float16)
+    scales = ((groups.amax(dim=2) - minima.float()) / 15.0).to(torch.float16)
+    steps = scales.float()[:, :, None]
+    offsets = groups - minima.float()[:, :, None]
+    codes = torch.where(steps > 0, offsets / steps, torch.zeros(())).round().clamp(0, 15)
+    return Grid(codes.to(torch.uint8).view(outputs, depth), scales, minima)
