@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 from toys import engine, near, pairs, run
 
@@ -221,3 +222,137 @@ def test_histories_of_requests_are_their_own() -> None:
     request = made.submit([1, 2], SamplingParams(max_tokens=3))
     made.step([request])
     assert made.step([request])[0].draft_tokens == ()
+
+
+class Strict(ToyModel):
+    """Refuses ids it does not have and more entries than its context takes, as real models do."""
+
+    def forward(
+        self, segments: Sequence[Segment], layers: Sequence[int] = (), exit_layer: int | None = None
+    ) -> list[Output]:
+        for segment in segments:
+            assert int(segment.tokens.max()) < self.vocab_size
+        outputs = super().forward(segments, layers, exit_layer)
+        assert self.max_context is None or all(segment.cache.length <= self.max_context for segment in segments)
+        return outputs
+
+
+@pytest.mark.parametrize("size", [1, 5, 12])
+@pytest.mark.parametrize("shape, scheme", [("", "drawn"), ("8x2", "drawn"), ("8x2", "chosen"), ("4x4", "mixed")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_smaller_draft_vocabulary_is_never_fed_what_it_lacks(
+    size: int, shape: str, scheme: str, temperature: float
+) -> None:
+    params = SamplingParams(temperature=temperature, max_tokens=40, seed=1)
+    for rule in (TreeRule(), CoupledRule()):
+        drafter = ModelDrafter(Strict(9, max(size, 2)), 16, Shape.of(4, shape, scheme), [True] * size)
+        tokens, steps = run(Engine(ToyModel(7), drafter, rule), params, (15, 14, 13))
+        assert all(token < max(size, 2) for step in steps for token in step.draft_tokens)
+        if temperature == 0 or rule.name == "coupled":
+            assert tokens == run(engine("null", "coupled"), params, (15, 14, 13))[0]
+
+
+@pytest.mark.parametrize("scheme", ["drawn", "chosen", "mixed"])
+@pytest.mark.parametrize("rule", [TreeRule(), CoupledRule()], ids=lambda rule: rule.name)
+def test_a_node_has_no_more_children_than_tokens_that_may_follow(scheme: str, rule: Any) -> None:
+    drafter = ModelDrafter(near(ToyModel(7)), 16, Shape.of(4, "3x2", scheme), [token in (5, 6) for token in range(16)])
+    for temperature in (0.0, 1.0):
+        _, steps = run(
+            Engine(ToyModel(7), drafter, rule), SamplingParams(temperature=temperature, max_tokens=40, seed=2)
+        )
+        assert {token for step in steps for token in step.draft_tokens} <= {5, 6}
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 8])
+@pytest.mark.filterwarnings("ignore:the text has outgrown")
+def test_a_draft_context_shorter_than_the_draft(limit: int) -> None:
+    drafter = ModelDrafter(Strict(9, 16, max_context=limit), 16, Shape.of(16, "", "drawn"))
+    assert run(Engine(ToyModel(7), drafter, BlockRule()), GREEDY)[0] == run(engine("null", "token"), GREEDY)[0]
+
+
+@pytest.mark.parametrize("drafter, rule", pairs())
+def test_processors_see_only_prefixes_that_plain_decoding_can_form(drafter: str, rule: str) -> None:
+    """Not behind an end token, not behind a token they have forbidden themselves; and once a position in plain decoding."""
+    plain, _ = run(engine("null", "token"), GREEDY)
+    for end in sorted(set(plain)):
+
+        def asserts(ids: Any, scores: Any, end: int = end) -> Any:
+            output = ids[0, 3:].tolist()
+            assert end not in output and 3 not in output
+            scores[:, 3] = float("-inf")
+            return scores
+
+        params = SamplingParams(max_tokens=30, stop_tokens=(end,), processors=(asserts,))
+        assert run(engine(drafter, rule), params)[0] == run(engine("null", "token"), params)[0]
+
+
+def test_a_processor_that_writes_into_its_argument_leaves_the_raw_log_probabilities() -> None:
+    def forbids(ids: Any, scores: Any) -> Any:
+        scores[:, 3] = float("-inf")
+        return scores
+
+    params = SamplingParams(max_tokens=20, logprobs=2, processors=(forbids,))
+    for drafter in ("null", "model"):
+        tokens, steps = run(engine(drafter, "token"), params)
+        rows = [ToyModel(7).row([0, 1, 0, *tokens[:i]]).log_softmax(-1) for i in range(20)]
+        entries = [entry for step in steps for entry in step.logprobs]
+        assert [entry.logprob for entry in entries] == pytest.approx(
+            [float(row[token]) for row, token in zip(rows, tokens, strict=True)], abs=1e-5
+        )
+
+
+def test_a_processor_with_a_state_is_decoded_plainly() -> None:
+    class EveryThird:
+        stateful = True
+
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def __call__(self, ids: Any, scores: Any) -> Any:
+            self.calls += 1
+            if self.calls % 3 == 0:
+                scores[0, int(scores.argmax())] = float("-inf")
+            return scores
+
+    texts = []
+    for drafter in ("null", "ngram", "model", "exit-tree"):
+        tokens, steps = run(engine(drafter, "tree"), SamplingParams(max_tokens=30, processors=(EveryThird(),)))
+        texts.append(tokens)
+        assert not any(step.num_draft_tokens for step in steps)
+    assert all(text == texts[0] for text in texts)
+
+
+class Careless:
+    """Breaks a drafter's contract in one way."""
+
+    name, layers, draws, branches, gamma = "careless", (), False, False, 3
+
+    def __init__(self, proposal: Proposal) -> None:
+        self._proposal = proposal
+
+    def start(self, target: Any) -> DraftSession:
+        return Stateless()
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        return [self._proposal for _ in asks]
+
+
+@pytest.mark.parametrize(
+    "proposal, message",
+    [
+        (chain([16]), "not one of the target's 16"),
+        (chain([-1]), "not one of the target's 16"),
+        (chain([1, 2, 3, 4]), "asked for 3 tokens a path and proposed 4"),
+        (chain([1], torch.full((1, 5), 0.2)), "rows of 5 tokens"),
+    ],
+)
+def test_a_drafter_that_breaks_its_contract_is_named(proposal: Proposal, message: str) -> None:
+    made = Engine(ToyModel(7), Careless(proposal), TokenRule())
+    with pytest.raises(ValueError, match=f"careless.*{message}"):
+        run(made, GREEDY)
+
+
+@pytest.mark.parametrize("bias", [float("inf"), float("nan")])
+def test_a_bias_that_is_no_number_is_refused(bias: float) -> None:
+    with pytest.raises(InputError, match="logit_bias"):
+        SamplingParams(logit_bias=((1, bias),))

@@ -97,12 +97,29 @@ class Engine:
         for i, (request, running) in enumerate(live):
             params, gamma = request.params, self.drafter.gamma
             depth = min(gamma if params.gamma is None else min(gamma, params.gamma), request.stopper.left - 1)
-            if depth > 0 and params.speculative and len(request.context) > request.prompt_length:
+            if depth > 0 and request.drafts and len(request.context) > request.prompt_length:
                 coupled = isinstance(self.rule, CoupledRule)
                 asks[i] = Ask(running.draft, request.context, depth, request.sampler, request.source, coupled)
         proposed = self.drafter.propose(list(asks.values())) if asks else []
+        for ask, proposal in zip(asks.values(), proposed, strict=True):
+            self._check(ask, proposal)
         made = dict(zip(asks, proposed, strict=True))
         return [made.get(i, self._nothing) for i in range(len(live))]
+
+    def _check(self, ask: Ask, proposal: Proposal) -> None:
+        """A drafter that breaks its contract is named before anything was changed; ids are read where that is free."""
+        depth = max(tree.depths(proposal.parents), default=0)
+        if depth > ask.depth:
+            raise ValueError(
+                f"drafter {self.drafter.name} was asked for {ask.depth} tokens a path and proposed {depth}"
+            )
+        tokens, size = proposal.tokens, self.target.vocab_size
+        if tokens.device.type == "cpu" and len(tokens) and not (int(tokens.min()) >= 0 and int(tokens.max()) < size):
+            raise ValueError(
+                f"drafter {self.drafter.name} proposed an id that is not one of the target's {size} tokens"
+            )
+        if proposal.probs is not None and proposal.probs.shape[1] != size:
+            raise ValueError(f"drafter {self.drafter.name} gave rows of {proposal.probs.shape[1]} tokens, not {size}")
 
     def _commit(
         self, request: Request, running: Running, scored: _Scored, judgement: Judgement, drafted: list[int]

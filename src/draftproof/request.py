@@ -39,6 +39,11 @@ class Request:
         """Tokens committed so far."""
         return self.context[self.prompt_length :]
 
+    @property
+    def drafts(self) -> bool:
+        """False where the request is decoded plainly: it says so, or a processor keeps a state."""
+        return self.params.speculative and not any(getattr(one, "stateful", False) for one in self.params.processors)
+
     def finish(self, reason: FinishReason) -> None:
         """End the request and free its caches at once; one that has ended stays as it is."""
         if self.finish_reason is None:

@@ -49,7 +49,7 @@ class Sampler:
             drafted = proposal.tokens.tolist()
             prefixes = [[*context, *(drafted[node] for node in path)] for path in paths]
             scores = forbid_repeats(scores, prefixes, params.no_repeat_ngram)
-            return self._process(self._forbid_end(scores, len(context), paths), prefixes)
+            return self._process(self._forbid_end(scores, len(context), paths), prefixes, paths)
         return self._forbid_end(scores, len(context), paths)
 
     def probabilities(self, scores: Tensor) -> Tensor:
@@ -81,10 +81,26 @@ class Sampler:
         ends = upload(self._stop_tokens, scores.device)
         return scores.index_put((upload(early, scores.device)[:, None], ends[None]), scores.new_full((), float("-inf")))
 
-    def _process(self, scores: Tensor, prefixes: list[list[int]]) -> Tensor:
-        rows = [scores[row : row + 1] for row in range(len(scores))]
-        for processor in self.params.processors:
-            for row, prefix in enumerate(prefixes):
+    def _process(self, scores: Tensor, prefixes: list[list[int]], paths: Sequence[tuple[int, ...]]) -> Tensor:
+        """Users' processors, parents before children, on copies, as in plain decoding: once a prefix.
+
+        They are not shown prefixes that plain decoding never forms: behind an end token, or behind a token that they
+        have forbidden. Such a row is never emitted from.
+        """
+        rows = [scores[row : row + 1].clone() for row in range(len(scores))]
+        row_of = {path: row for row, path in enumerate(paths)}
+        never: set[tuple[int, ...]] = set()
+        for path in sorted(row_of, key=len):
+            row, prefix, above = row_of[path], prefixes[row_of[path]], path[:-1]
+            forbidden = path and above in row_of and rows[row_of[above]][0, prefix[-1]] == float("-inf")
+            if (
+                above in never
+                or forbidden
+                or any(token in self._stop_tokens for token in prefix[len(prefix) - len(path) :])
+            ):
+                never.add(path)
+                continue
+            for processor in self.params.processors:
                 rows[row] = processor(torch.tensor([prefix], device=scores.device), rows[row])
         return torch.cat(rows)
 

@@ -171,7 +171,11 @@ class Step:
 
 
 class Processor(Protocol):
-    """A user's logits processor: (prefix token ids [1, n], scores [1, V]) -> scores [1, V], as in transformers."""
+    """A user's logits processor: (prefix token ids [1, n], scores [1, V]) -> scores [1, V], as in transformers.
+
+    It must depend on its arguments alone: draft positions are shown to it that may come to nothing. One that keeps
+    a state says so with an attribute `stateful = True`; the request is then decoded plainly, once a position.
+    """
 
     def __call__(self, input_ids: Any, scores: Any, /) -> Any: ...
 
@@ -213,6 +217,8 @@ class SamplingParams:
                 raise InputError(f"{name} must lie between {low} and {high}, not {value}.")
         if 0 < self.temperature < 1e-6:
             raise InputError(f"temperature must be 0 (greedy) or at least 1e-6, not {self.temperature}.")
+        if any(not value < float("inf") for _, value in self.logit_bias):
+            raise InputError("logit_bias takes numbers below infinity (and -inf, which forbids a token).")
         if any(not text for text in self.stop_strings):
             raise InputError("a stop string must not be empty.")
 

@@ -68,25 +68,27 @@ class Growing:
         self.ask, self.shape = ask, shape
         self.levels = min(ask.depth, len(shape.widths))
         self.frontier: list[int] = [tree.ROOT]
-        self.proposal = Proposal(torch.empty(0, dtype=torch.int64, device=device), ())
+        self._none = torch.empty(0, dtype=torch.int64, device=device)
+        self.proposal = Proposal(self._none, ())
         self._rows: list[Tensor] = []
         self._level = 0
 
     @property
     def done(self) -> bool:
         """No further level is wanted."""
-        return self._level >= self.levels
+        return self._level >= self.levels or not self.frontier
 
     def grow(self, logits: Tensor) -> None:
         """Give every node of the frontier its children; logits [len(frontier), V] over the target's vocabulary."""
-        ask, width = self.ask, self.shape.widths[self._level]
+        ask = self.ask
         scores = ask.policy.scores(logits, ask.context, self.proposal, self.frontier)
         by_score = ask.policy.greedy or (self.shape.scheme == "chosen" and not ask.coupled)
         rows = scores if by_score else proper(ask.policy.probabilities(scores))
         parents, tokens = list(self.proposal.parents), [self.proposal.tokens]
         for node, row, score in zip(self.frontier, rows, scores, strict=True):
+            width = self._room(row if ask.coupled and not by_score else score)
             if by_score:
-                taken = best(score[None]) if width == 1 else score.topk(min(width, len(score))).indices
+                taken = best(score[None])[:width] if width <= 1 else score.topk(width).indices
             else:
                 taken, taken_rows = self._children(row, score, width, len(parents))
                 self._rows += taken_rows
@@ -97,11 +99,19 @@ class Growing:
         probs = torch.stack(self._rows) if self.done and self._rows else None
         self.proposal = Proposal(torch.cat(tokens), tuple(parents), probs, ask.coupled)
 
+    def _room(self, values: Tensor) -> int:
+        """Children to take: no more than tokens that may follow. On other devices a look at values would wait."""
+        width = min(self.shape.widths[self._level], len(values))
+        if values.device.type != "cpu":
+            return width
+        possible = values > (0 if self.ask.coupled and not self.ask.policy.greedy else float("-inf"))
+        return min(width, int(possible.any())) if width == 1 else min(width, int(possible.sum()))
+
     def _children(self, row: Tensor, score: Tensor, width: int, first: int) -> tuple[Tensor, list[Tensor]]:
-        """(tokens [k], their rows) taken from the row; `first` is the id of the first child."""
-        ask, width = self.ask, min(width, len(row))
-        if ask.coupled:
-            tokens = ask.source.ranked(row, width, len(ask.context) + self._level)
+        """(tokens [width], their rows) taken from the row; `first` is the id of the first child."""
+        ask = self.ask
+        if ask.coupled or not width:
+            tokens = ask.source.ranked(row, width, len(ask.context) + self._level) if width else self._none
             return tokens, [row] * len(tokens)
         keys = [Key(len(ask.context), "draft", first + i) for i in range(width)]
         return mixed(row, score, ask, keys) if self.shape.scheme == "mixed" else drawn(row, score, ask, keys)

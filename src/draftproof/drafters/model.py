@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,10 +41,12 @@ class ModelDrafter:
         if target.model.device != self.model.device:
             where = f"{self.model.device}, the target on {target.model.device}"
             raise InputError(f"the draft model is on {where}: load both on the same device.")
-        return _ModelSession(self.model)
+        return _ModelSession(self.model, self._vocab_size)
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         """One draft forward a level for all requests together."""
+        limit = self.model.max_context
+        asks = asks if limit is None else [replace(ask, depth=min(ask.depth, limit)) for ask in asks]
         own = [ask.session for ask in asks if isinstance(ask.session, _ModelSession)]
         contexts = [session.window(ask.context, ask.depth) for session, ask in zip(own, asks, strict=True)]
         sessions = [session.cached for session in own]
@@ -66,22 +69,30 @@ class ModelDrafter:
 class _ModelSession:
     """One request's text in the draft model."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, target_size: int) -> None:
         self.cached = Session(model)
-        self._limit = model.max_context
+        self._limit, self._size = model.max_context, model.vocab_size
         self._start = 0
+        self._known: list[int] | None = [] if self._size < target_size else None
 
     def window(self, context: Sequence[int], depth: int) -> Sequence[int]:
         """The context, or its end where the draft's own context is too short.
 
         The window moves in strides of half its length, so that its prefill is paid for by many tokens.
         """
+        if self._known is not None:
+            context = self._readable(context, self._known)
         if self._limit is None or len(context) - self._start + depth <= self._limit:
             return context[self._start :] if self._start else context
         if not self._start:
             warnings.warn(f"the text has outgrown the draft model's context of {self._limit} tokens.", stacklevel=2)
         self._start = max(0, len(context) - max(1, (self._limit - depth) // 2))
         return context[self._start :]
+
+    def _readable(self, context: Sequence[int], known: list[int]) -> list[int]:
+        """The context with id 0 for tokens that the draft model does not have; it grows as the context does."""
+        known += (token if token < self._size else 0 for token in context[len(known) :])
+        return known
 
     def observe(self, context: Sequence[int], drafted: Sequence[int], hidden: Tensor | None) -> None:
         """The drafted tokens are known on the host now."""

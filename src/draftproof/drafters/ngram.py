@@ -14,6 +14,7 @@ from draftproof.device import upload
 from draftproof.drafters.children import DEFAULT_GAMMA
 from draftproof.types import InputError, Proposal
 
+_BLOCK = 1024
 _SCANNED = 256
 
 
@@ -82,25 +83,33 @@ class _History:
 def matches(text: np.ndarray, shortest: int, longest: int, count: int) -> list[int]:
     """Where the best `count` continuations with different first tokens begin: longest match first, then the latest.
 
-    Candidates are narrowed one token at a time from the end, so a look-up reads the text once.
+    Earlier ends are compared from the latest on, a block at a time, until nothing longer can come.
     """
-    found: dict[int, int] = {}
     ends = np.flatnonzero(text[:-1] == text[-1])
-    levels = []
-    for size in range(1, longest + 1):
-        if size > 1:
-            ends = ends[ends >= size - 1]
-            ends = ends[text[ends - size + 1] == text[len(text) - size]] if size <= len(text) else ends[:0]
-        if not len(ends):
+    found: dict[int, tuple[int, int]] = {}
+    for stop in range(len(ends), 0, -_BLOCK):
+        block = ends[max(0, stop - _BLOCK) : stop]
+        sizes = suffix_lengths(text, block, longest)
+        for i in np.lexsort((-block, -sizes))[:_SCANNED]:
+            first, match = int(text[block[i] + 1]), (int(sizes[i]), int(block[i]) + 1)
+            if match[0] >= shortest:
+                found[first] = max(found.get(first, match), match)
+        if sum(size == longest for size, _ in found.values()) >= count:
             break
-        if size >= shortest:
-            levels.append(ends)
-    for level in reversed(levels):
-        for end in level[::-1][:_SCANNED]:
-            found.setdefault(int(text[end + 1]), int(end) + 1)
-            if len(found) == count:
-                return list(found.values())
-    return list(found.values())
+    return [start for _, start in sorted(found.values(), reverse=True)[:count]]
+
+
+def suffix_lengths(text: np.ndarray, ends: np.ndarray, longest: int) -> np.ndarray:
+    """[len(ends)] how many tokens up to each end repeat the text's last ones, `longest` at most; 1 at least."""
+    sizes = np.ones(len(ends), np.int64)
+    alive = np.arange(len(ends))
+    for size in range(2, min(longest, len(text)) + 1):
+        alive = alive[ends[alive] >= size - 1]
+        alive = alive[text[ends[alive] - size + 1] == text[len(text) - size]]
+        if not len(alive):
+            break
+        sizes[alive] = size
+    return sizes
 
 
 def continuation(text: np.ndarray, start: int, length: int) -> list[int]:
