@@ -272,7 +272,7 @@ def test_a_draft_context_shorter_than_the_draft(limit: int) -> None:
 
 @pytest.mark.parametrize("drafter, rule", pairs())
 def test_processors_see_only_prefixes_that_plain_decoding_can_form(drafter: str, rule: str) -> None:
-    """Not behind an end token, not behind a token they have forbidden themselves; and once a position in plain decoding."""
+    """Not behind an end token, nor behind a token they have forbidden themselves."""
     plain, _ = run(engine("null", "token"), GREEDY)
     for end in sorted(set(plain)):
 

@@ -14,7 +14,9 @@ from draftproof.device import upload
 from draftproof.drafters.children import DEFAULT_GAMMA
 from draftproof.types import InputError, Proposal
 
+_FIRST_BLOCK = 64
 _BLOCK = 1024
+_GLANCE = 4
 _SCANNED = 256
 
 
@@ -87,29 +89,35 @@ def matches(text: np.ndarray, shortest: int, longest: int, count: int) -> list[i
     """
     ends = np.flatnonzero(text[:-1] == text[-1])
     found: dict[int, tuple[int, int]] = {}
-    for stop in range(len(ends), 0, -_BLOCK):
-        block = ends[max(0, stop - _BLOCK) : stop]
+    stop, size, floor = len(ends), _FIRST_BLOCK, shortest - 1
+    while stop > 0 and floor < longest:
+        block, stop, size = ends[max(0, stop - size) : stop], stop - size, _BLOCK
         sizes = suffix_lengths(text, block, longest)
-        for i in np.lexsort((-block, -sizes))[:_SCANNED]:
+        better = np.flatnonzero(sizes > floor)
+        before = dict(found)
+        for i in better[np.lexsort((-block[better], -sizes[better]))][:_SCANNED]:
             first, match = int(text[block[i] + 1]), (int(sizes[i]), int(block[i]) + 1)
-            if match[0] >= shortest:
-                found[first] = max(found.get(first, match), match)
-        if sum(size == longest for size, _ in found.values()) >= count:
-            break
+            found[first] = max(found.get(first, match), match)
+        lengths = sorted((length for length, _ in found.values()), reverse=True)
+        if len(lengths) >= count or (found == before and lengths and lengths[-1] == longest):
+            floor = lengths[min(count, len(lengths)) - 1]
     return [start for _, start in sorted(found.values(), reverse=True)[:count]]
 
 
 def suffix_lengths(text: np.ndarray, ends: np.ndarray, longest: int) -> np.ndarray:
-    """[len(ends)] how many tokens up to each end repeat the text's last ones, `longest` at most; 1 at least."""
-    sizes = np.ones(len(ends), np.int64)
-    alive = np.arange(len(ends))
-    for size in range(2, min(longest, len(text)) + 1):
-        alive = alive[ends[alive] >= size - 1]
-        alive = alive[text[ends[alive] - size + 1] == text[len(text) - size]]
-        if not len(alive):
-            break
-        sizes[alive] = size
+    """[len(ends)] how many tokens up to each end repeat the text's last ones, `longest` at most."""
+    sizes = _compared(text, ends, min(_GLANCE, longest))
+    alike = np.flatnonzero(sizes == _GLANCE)
+    if longest > _GLANCE and len(alike):
+        sizes[alike] = _compared(text, ends[alike], longest)
     return sizes
+
+
+def _compared(text: np.ndarray, ends: np.ndarray, longest: int) -> np.ndarray:
+    width = min(longest, len(text))
+    places = ends[:, None] - np.arange(width)
+    same = (text[places] == text[::-1][:width]) & (places >= 0)
+    return np.where(same.all(1), width, same.argmin(1))
 
 
 def continuation(text: np.ndarray, start: int, length: int) -> list[int]:
