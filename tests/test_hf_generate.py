@@ -6,40 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, LogitsProcessor, StoppingCriteria
+from hf_generate_model import PROMPT, build, forbid_behind, ids
+from transformers import EosTokenCriteria, LogitsProcessor, MaxLengthCriteria, StoppingCriteria
 
 import draftproof
 from draftproof.types import InputError
 
-V = 96
-
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=V,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.3,
-        eos_token_id=None,
-        bos_token_id=None,
-        pad_token_id=0,
-    )
-    made = LlamaForCausalLM(config).eval()
-    made.generation_config = GenerationConfig(pad_token_id=0)
-    return made
+    return build()
 
 
-def ids(*rows: list[int]) -> torch.Tensor:
-    return torch.tensor(rows)
-
-
-PROMPT = ids([5, 6, 7, 5, 6])
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "penalties": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3},
@@ -126,6 +104,48 @@ def test_users_own_processors_and_criteria(model: Any) -> None:
     assert torch.equal(ours, plain) and ours.shape[1] < 45
 
 
+class EndsAtTheThird(StoppingCriteria):
+    """Keeps a count, so it must be asked as plain decoding asks: for the batch, once a column."""
+
+    def __init__(self) -> None:
+        self.count = torch.zeros(3, dtype=torch.int64)
+        self.shapes: list[torch.Size] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        self.shapes.append(input_ids.shape)
+        self.count += input_ids[:, -1] % 3 == 0
+        return self.count == torch.tensor([3, 1, 2])
+
+
+@pytest.mark.parametrize("ends", [None, list(range(60, 70)), 95])
+@pytest.mark.parametrize("drafter", ["ngram:min=1", "early-exit:layer=3"])
+def test_criteria_stop_the_rows_of_a_batch_as_in_plain_decoding(model: Any, drafter: str, ends: Any) -> None:
+    batch = ids([0, 0, 5, 6, 7], [9, 8, 7, 6, 5], [0, 0, 0, 0, 3])
+    options = {"attention_mask": (batch > 0).long(), "max_new_tokens": 30, "do_sample": False, "eos_token_id": ends}
+    for make in (EndsBehind, EndsAtTheThird):
+        first, second = make(), make()
+        plain = model.generate(batch, stopping_criteria=[first], **options)
+        ours = model.generate(
+            batch, custom_generate=draftproof.hf_generate, drafter=drafter, stopping_criteria=[second], **options
+        )
+        assert torch.equal(ours, plain) and 5 < ours.shape[1] < 35
+        assert getattr(first, "shapes", None) == getattr(second, "shapes", None)
+
+
+@pytest.mark.parametrize("place", [23, 35])
+def test_a_users_own_length_and_end_criteria_replace_those_of_the_configuration(model: Any, place: int) -> None:
+    text = model.generate(PROMPT, do_sample=False, max_new_tokens=40)[0].tolist()
+    options = {
+        "max_new_tokens": 12,
+        "eos_token_id": text[8],
+        "stopping_criteria": [EosTokenCriteria(text[place]), MaxLengthCriteria(33)],
+        "do_sample": False,
+    }
+    plain = model.generate(PROMPT, **options)
+    assert torch.equal(model.generate(PROMPT, custom_generate=draftproof.hf_generate, **options), plain)
+    assert plain.shape[1] == min(place + 1, 33)
+
+
 def test_scores_and_logits_are_those_of_plain_decoding(model: Any) -> None:
     options = {
         "max_new_tokens": 10,
@@ -158,18 +178,28 @@ def test_what_would_be_missing_from_the_result_is_refused(model: Any) -> None:
 
 
 def test_a_text_that_cannot_go_on_is_an_error(model: Any) -> None:
-    class Forbid(LogitsProcessor):
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            return scores - float("inf") if input_ids.shape[1] > 8 else scores
-
+    options = {"logits_processor": [forbid_behind(8)], "max_new_tokens": 9, "do_sample": False}
     with pytest.raises(InputError, match="no token can follow"):
-        model.generate(
-            PROMPT,
-            custom_generate=draftproof.hf_generate,
-            logits_processor=[Forbid()],
-            max_new_tokens=9,
-            do_sample=False,
-        )
+        model.generate(PROMPT, custom_generate=draftproof.hf_generate, **options)
+
+
+def test_criteria_come_before_the_error_behind_the_tokens_they_stop(model: Any) -> None:
+    """Copies of the early exit are accepted to the token before the forbidden place, in one step with the error."""
+
+    class Stop(StoppingCriteria):
+        def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+            return torch.full((len(input_ids),), input_ids.shape[1] >= 8)
+
+    options = {"max_new_tokens": 20, "do_sample": False, "stopping_criteria": [Stop()]}
+    plain = model.generate(PROMPT, **options)
+    ours = model.generate(
+        PROMPT,
+        custom_generate=draftproof.hf_generate,
+        drafter=model,
+        logits_processor=[forbid_behind(8)],
+        **options,
+    )
+    assert torch.equal(ours, plain) and ours.shape[1] == 8
 
 
 def test_the_users_model_stays_as_it_was(model: Any) -> None:

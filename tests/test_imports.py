@@ -15,7 +15,22 @@ ROOT = Path(__file__).resolve().parent.parent / "src" / "draftproof"
 LEVELS = (
     ("types",),
     ("contracts",),
-    ("device", "tree", "rng", "sampling", "verify", "fast", "streaming", "text", "vocab", "stats", "stop", "specs"),
+    (
+        "device",
+        "kernels",
+        "files",
+        "tree",
+        "rng",
+        "sampling",
+        "verify",
+        "fast",
+        "streaming",
+        "text",
+        "vocab",
+        "stats",
+        "stop",
+        "specs",
+    ),
     ("session",),
     ("models", "drafters"),
     ("request", "engine"),
@@ -25,7 +40,19 @@ LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}
 LAST = len(LEVELS)
 # Plug-ins know the contracts, the mathematics and the session; nothing of the loop, and not each other.
 PLUGINS = ("models", "drafters")
-PLUGINS_MAY_IMPORT = {"types", "contracts", "device", "tree", "sampling", "verify", "rng", "session", "fast"}
+PLUGINS_MAY_IMPORT = {
+    "types",
+    "contracts",
+    "device",
+    "kernels",
+    "files",
+    "tree",
+    "sampling",
+    "verify",
+    "rng",
+    "session",
+    "fast",
+}
 
 
 def modules() -> Iterator[tuple[str, ast.Module]]:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftproof import rng
+from draftproof import kernels, rng
 from draftproof.contracts import Key
 
 WORD = st.integers(0, 2**64 - 1)
@@ -30,22 +31,24 @@ def test_a_draw_is_the_quantile_and_never_of_probability_zero(weights: list[floa
     assert below / total <= u + 1e-12 and u <= (below + float(row[token])) / total + 1e-12
 
 
-def test_drawing_by_blocks_is_drawing() -> None:
+@pytest.mark.skipif(not kernels.usable(torch.zeros(1)), reason="the kernels are not compiled here")
+def test_the_compiled_draw_is_the_draw() -> None:
     generator = torch.Generator().manual_seed(3)
-    for size in (257, 1000, 4096, 49152):
+    for size in (1, 15, 16, 17, 257, 1000, 49152):
         row = torch.softmax(4 * torch.randn(size, generator=generator), 0)
         row[torch.rand(size, generator=generator) < 0.5] = 0
+        row[size // 2] = 0.01
         for u in [0.0, 1 - 2**-53, *np.random.default_rng(size).random(300)]:
-            block, plain = int(rng.draw_by_blocks(row, u)), int(rng.draw(row, u))
-            between = float(row[min(block, plain) : max(block, plain)].sum() / row.sum())
-            assert row[block] > 0
-            assert block == plain or between < 2e-6  # float32 block sums may move a quantile by their rounding
+            quick, plain = kernels.draw(row, u), int(rng.draw(row, u))
+            between = float(row[min(quick, plain) : max(quick, plain)].sum() / row.sum())
+            assert row[quick] > 0
+            assert quick == plain or between < 2e-6  # float32 block sums may move a quantile by their rounding
 
 
 def test_rows_without_mass_or_with_nan_name_no_token() -> None:
     for bad in (torch.zeros(300), torch.full((300,), float("nan"))):
         assert int(rng.draw(bad, 0.5)) == -1
-        assert int(rng.draw_by_blocks(bad, 0.5)) == -1
+        assert int(rng.PhiloxSource(1).draw(bad, Key(1, "next"))) == -1
 
 
 def test_the_race_has_the_law_of_the_row() -> None:

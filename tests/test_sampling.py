@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers.generation import logits_process as hf
 
 from draftproof import tree
-from draftproof.fast import FastSampler
-from draftproof.sampling import Sampler
+from draftproof.fast import FastSampler, nucleus_by_cut
+from draftproof.sampling import Sampler, nucleus_by_sort
 from draftproof.types import InputError, Proposal, SamplingParams, chain
 
 V = 50
@@ -124,11 +124,18 @@ def test_counts_follow_a_context_that_grows() -> None:
 @settings(deadline=None)
 @given(st.integers(0, 10_000), st.floats(0.01, 0.999), st.floats(0.05, 4))
 def test_the_fast_nucleus_keeps_what_the_sort_keeps(seed: int, top_p: float, temperature: float) -> None:
-    params = SamplingParams(temperature=temperature, top_p=top_p)
     rows = 4 * torch.randn(3, 3000, generator=torch.Generator().manual_seed(seed))
     rows[0] = rows[0].round()  # many ties
-    one, other = (kind(params, 0).probabilities(rows) for kind in (Sampler, FastSampler))
-    assert torch.equal(one, other)
+    probs = torch.softmax(rows / temperature, -1)
+    assert torch.equal(nucleus_by_cut(probs, top_p), nucleus_by_sort(probs, top_p))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_fast_sampler_is_the_sampler(name: str) -> None:
+    for seed in range(20):
+        rows = logits(3, seed)
+        one, other = (kind(CASES[name][0], 0).probabilities(rows) for kind in (Sampler, FastSampler))
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-8)
 
 
 @settings(deadline=None)

@@ -12,6 +12,7 @@
 #include "float_mode.h"
 #include "model.h"
 #include "spread.h"
+#include "vocabulary_bindings.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -207,6 +208,7 @@ NB_MODULE(_kernels, m) {
   bind_config(m);
   bind_layer(m);
   bind_model(m);
+  bind_vocabulary(m);
   m.def("isas", &isas);
 }
 

@@ -3,6 +3,7 @@
 
 #include "multiply.h"
 #include "rows.h"
+#include "vocabulary.h"
 
 #define DRAFTPROOF_TEXT(x) #x
 #define DRAFTPROOF_NAME(x) DRAFTPROOF_TEXT(x)
@@ -10,6 +11,7 @@
 namespace draftproof::DRAFTPROOF_ISA {
 
 extern const Kernels table{
-    DRAFTPROOF_NAME(DRAFTPROOF_ISA), kMaxRows, multiply, quantise, group_sums, rms_norm, gate, softmax, mix};
+    DRAFTPROOF_NAME(DRAFTPROOF_ISA), kMaxRows, multiply,      quantise, group_sums, rms_norm, gate, softmax, mix,
+    probabilities,                   residual, draw};
 
 }  // namespace draftproof::DRAFTPROOF_ISA

@@ -61,6 +61,11 @@ struct Kernels {
   // a multiple of 16.
   void (*mix)(const float* weights, int stride, int rows, const float* values, int count, int width, int columns,
               float* out);
+  // Rows over the vocabulary (vocabulary.h): softmax of scores / temperature, NaN throughout for a row that has none;
+  // out = (scale * p - q)+ with its mass and the sum of min(p, q); the token at a quantile, -1 for a row without mass.
+  void (*probabilities)(const float* scores, int n, float inverse_temperature, float* out);
+  void (*residual)(const float* p, const float* q, float scale, int n, float* out, double* mass, double* overlap);
+  int (*draw)(const float* row, int n, double u);
 };
 
 const Kernels& kernels(const char* isa);  // "auto" or a name of `kernel_names`; throws std::invalid_argument

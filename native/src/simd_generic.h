@@ -48,6 +48,10 @@ inline V16 operator*(V16 a, V16 b) { DRAFTPROOF_EACH(V16, a.q[i] * b.q[i]); }
 inline V16 operator/(V16 a, V16 b) { DRAFTPROOF_EACH(V16, a.q[i] / b.q[i]); }
 inline V16 max(V16 a, V16 b) { DRAFTPROOF_EACH(V16, a.q[i] > b.q[i] ? a.q[i] : b.q[i]); }
 inline V16 min(V16 a, V16 b) { DRAFTPROOF_EACH(V16, a.q[i] < b.q[i] ? a.q[i] : b.q[i]); }
+// value where x > limit, else zero.
+inline V16 keep_above(V16 value, V16 x, V16 limit) {
+  DRAFTPROOF_EACH(V16, (Float4)((Int4)value.q[i] & (Int4)(x.q[i] > limit.q[i])));
+}
 #if defined(__ARM_NEON)
 inline V16 fma(V16 a, V16 b, V16 c) { DRAFTPROOF_EACH(V16, (Float4)vfmaq_f32(c.q[i], a.q[i], b.q[i])); }
 #else

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftproof import tree, verify
+from draftproof import kernels, tree, verify
 from draftproof.contracts import Key, Outcomes, Rule, Source
 from draftproof.device import upload
 from draftproof.rng import best
-from draftproof.sampling import Sampler, nucleus_by_sort, nucleus_threshold, probabilities, proper
+from draftproof.sampling import Sampler, Stages, nucleus_by_sort, nucleus_threshold, probabilities, proper, softmax
 from draftproof.types import Proposal, Verdict
 
 _LIKELY = 1e-3
@@ -28,8 +28,11 @@ class FastSampler(Sampler):
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """[R, V] as in the reference."""
-        nucleus = nucleus_by_cut if scores.device.type == "cpu" else nucleus_by_sort
-        return probabilities(scores, self.params, nucleus)
+        stages = Stages(
+            kernels.softmax if kernels.usable(scores) else softmax,
+            nucleus_by_cut if scores.device.type == "cpu" else nucleus_by_sort,
+        )
+        return probabilities(scores, self.params, stages)
 
 
 def nucleus_by_cut(probs: Tensor, top_p: float) -> Tensor:
@@ -107,8 +110,8 @@ class BlockChain:
         scale = torch.ones(n + 1, dtype=torch.float64, device=target_probs.device)
         for i in range(n):
             torch.clamp(scale[i] * ratio[i], max=1, out=scale[i + 1])
-        self._left = (target_probs[:n] * scale[:n, None].to(target_probs.dtype)).sub_(proposal.probs).clamp_(min=0)
-        keep = torch.cat([verify.acceptance(self._left.sum(1).double(), scale[:n]), scale[n:]])
+        self._left, mass, self.overlaps = _residuals(target_probs, proposal.probs, scale[:n])
+        keep = torch.cat([verify.acceptance(mass, scale[:n]), scale[n:]])
         keep[0] = 1
         passed = (1 - keep).flip(0).cumprod(0).flip(0)
         self.stops = keep * torch.cat([passed[1:], passed.new_ones(1)])
@@ -118,6 +121,14 @@ class BlockChain:
         if stop == len(self._left):
             return self._rows[stop]
         return torch.where(self._left[stop].sum() > 0, self._left[stop], self._rows[stop])
+
+
+def _residuals(p: Tensor, q: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(scale p - q)+ [N, V], its mass [N] and the sum of min(p, q) [N], float64."""
+    if kernels.usable(p) and kernels.usable(q):
+        return kernels.residual(p, q, scale)
+    left = (p[: len(q)] * scale[:, None].to(p.dtype)).sub_(q).clamp_(min=0)
+    return left, left.sum(1).double(), torch.minimum(p[: len(q)], q).sum(1).double()
 
 
 @dataclass(frozen=True)
@@ -190,7 +201,8 @@ def _by_ratio(rule: Rule, proposal: Proposal, probs: Tensor, source: Source, pos
         return _judged(proposal, verdict, values[2], values[4 + len(proposal) :])
 
     head = torch.stack([stop.double(), token.double(), expected])
-    return Pending(torch.cat([head, dead.double(), _overlaps(proposal, probs)]), finish)
+    overlaps = result.overlaps if isinstance(result, BlockChain) else _overlaps(proposal, probs)
+    return Pending(torch.cat([head, dead.double(), overlaps]), finish)
 
 
 def _above(proposal: Proposal, like: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftproof import kernels
 from draftproof.contracts import Key
 from draftproof.device import send
 
@@ -20,7 +21,6 @@ _MASK = (1 << 64) - 1
 _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 _WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 _USES = {"noise": 0, "draft": 1, "stop": 2, "next": 3}
-_BLOCK = 256
 _KEPT_POSITIONS = 16
 
 
@@ -59,23 +59,6 @@ def draw(row: Tensor, u: float) -> Tensor:
     return torch.where(total[-1] > 0, token, -1)
 
 
-def draw_by_blocks(row: Tensor, u: float) -> Tensor:
-    """`draw` in two stages on a CPU: the block of tokens the quantile falls into, then the token."""
-    values = row.numpy()
-    starts = np.arange(0, len(values), _BLOCK)
-    before = np.add.reduceat(values, starts).cumsum(dtype=np.float64)
-    if not before[-1] > 0:
-        return torch.tensor(-1)
-    point = min(u * before[-1], np.nextafter(before[-1], 0))
-    block = int(before.searchsorted(point, side="right"))
-    inside = values[starts[block] : starts[block] + _BLOCK].cumsum(dtype=np.float64)
-    point = (point - (before[block - 1] if block else 0.0)) * (
-        inside[-1] / (before[block] - (before[block - 1] if block else 0.0))
-    )
-    token = int(inside.searchsorted(min(point, np.nextafter(inside[-1], 0)), side="right"))
-    return torch.tensor(int(starts[block]) + token)
-
-
 def best(rows: Tensor) -> Tensor:
     """[R] int64: the first maximum of every row (NaN counts as one); on a CPU numpy's search is the quicker one."""
     if rows.device.type == "cpu":
@@ -93,7 +76,7 @@ class PhiloxSource:
     def draw(self, row: Tensor, key: Key) -> Tensor:
         """A token of the row [V], int64 scalar on its device."""
         u = uniform(self.seed, key.position, key.use, key.index)
-        return draw_by_blocks(row, u) if row.device.type == "cpu" and len(row) > _BLOCK else draw(row, u)
+        return torch.tensor(kernels.draw(row, u)) if kernels.usable(row) else draw(row, u)
 
     def ranked(self, row: Tensor, k: int, position: int) -> Tensor:
         """The k best of log(row) + Gumbel noise: the k first arrivals of exponential clocks with rates `row`.

@@ -8,6 +8,7 @@ kept, so what is kept depends on the values alone. Each node of a proposal is gi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +17,12 @@ from draftproof import tree
 from draftproof.device import upload
 from draftproof.types import Proposal, SamplingParams
 
-Nucleus = Callable[[Tensor, float], Tensor]
+
+class Stages(NamedTuple):
+    """Two stages that have quicker forms on some devices."""
+
+    softmax: Callable[[Tensor, float], Tensor]
+    nucleus: Callable[[Tensor, float], Tensor]
 
 
 class Sampler:
@@ -154,17 +160,22 @@ def forbid_repeats(scores: Tensor, prefixes: Sequence[Sequence[int]], size: int)
     return scores
 
 
-def probabilities(scores: Tensor, params: SamplingParams, nucleus: Nucleus | None = None) -> Tensor:
-    """[R, V]: softmax of scores / temperature, filtered. `nucleus` finds the top-p threshold (default: a full sort)."""
+def softmax(scores: Tensor, temperature: float) -> Tensor:
+    """[R, V] softmax of scores / temperature."""
+    return torch.softmax(scores if temperature == 1 else scores / temperature, -1)
+
+
+def probabilities(scores: Tensor, params: SamplingParams, stages: Stages | None = None) -> Tensor:
+    """[R, V]: softmax of scores / temperature, filtered. Without `stages` the reference forms."""
     if params.temperature == 0:
         return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
-    scaled = scores if params.temperature == 1 else scores / params.temperature
+    stages = stages or Stages(softmax, nucleus_by_sort)
     if 0 < params.top_k < scores.shape[-1]:
-        last = scaled.topk(params.top_k).values[:, -1:]
-        scaled = scaled.masked_fill(scaled < last, float("-inf"))
-    probs = torch.softmax(scaled, -1)
+        last = scores.topk(params.top_k).values[:, -1:]
+        scores = scores.masked_fill(scores < last, float("-inf"))
+    probs = stages.softmax(scores, params.temperature)
     if params.top_p < 1:
-        probs = _keep(probs, probs >= (nucleus or nucleus_by_sort)(probs, params.top_p))
+        probs = _keep(probs, probs >= stages.nucleus(probs, params.top_p))
     if params.min_p > 0:
         probs = _keep(probs, probs >= params.min_p * probs.amax(-1, keepdim=True))
     if params.typical_p < 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -108,6 +109,21 @@ def test_wrapping_leaves_the_users_model_as_it_was() -> None:
         own.get_input_embeddings().weight.mul_(1.1)
     cache = model.new_cache()
     assert largest(feed(model, cache, ids).logits, plain(own, ids)) <= CLOSE, "weights are shared"
+
+
+def test_what_the_user_hung_on_a_model_is_shared_not_copied() -> None:
+    own = build("llama")
+    expected = plain(own, tokens(9))
+    seen: list[int] = []
+    own.lock, own.model.layers[1].mlp.trace, own.loop = threading.Lock(), seen, [seen]
+    own.loop.append(own.loop)
+    own.model.layers[1].mlp.register_forward_hook(lambda module, *_: module.trace.append(1))
+    own.model.layers[2].mlp.forward = own.model.layers[2].mlp.forward
+    own.model.layers[3].forward = partial(type(own.model.layers[3]).forward, own.model.layers[3])
+    model = HfModel.wrap(own, "mine")
+    before = len(seen)
+    found = feed(model, model.new_cache(), tokens(9), layers=[1, 4]).logits
+    assert len(seen) == before + 1 and largest(found, expected) <= CLOSE
 
 
 def test_two_threads_may_call_at_once(llama: Pair) -> None:

@@ -86,12 +86,8 @@ class Growing:
         rows = scores if by_score else proper(ask.policy.probabilities(scores))
         parents, tokens = list(self.proposal.parents), [self.proposal.tokens]
         for node, row, score in zip(self.frontier, rows, scores, strict=True):
-            width = self._room(row if ask.coupled and not by_score else score)
-            if by_score:
-                taken = best(score[None])[:width] if width <= 1 else score.topk(width).indices
-            else:
-                taken, taken_rows = self._children(row, score, width, len(parents))
-                self._rows += taken_rows
+            taken, taken_rows = self._children(row, score, by_score, len(parents))
+            self._rows += taken_rows
             parents += [node] * len(taken)
             tokens.append(taken)
         self.frontier = list(range(len(self.proposal), len(parents)))
@@ -99,22 +95,32 @@ class Growing:
         probs = torch.stack(self._rows) if self.done and self._rows else None
         self.proposal = Proposal(torch.cat(tokens), tuple(parents), probs, ask.coupled)
 
-    def _room(self, values: Tensor) -> int:
-        """Children to take: no more than tokens that may follow. On other devices a look at values would wait."""
-        width = min(self.shape.widths[self._level], len(values))
-        if values.device.type != "cpu":
-            return width
-        possible = values > (0 if self.ask.coupled and not self.ask.policy.greedy else float("-inf"))
-        return min(width, int(possible.any())) if width == 1 else min(width, int(possible.sum()))
+    def _children(self, row: Tensor, score: Tensor, by_score: bool, first: int) -> tuple[Tensor, list[Tensor]]:
+        """(tokens [k], their rows, none where all are chosen); `first` is the id of the first child."""
+        ask, noisy = self.ask, self.ask.coupled and not by_score
+        width = self._room(row if noisy else score)
+        if by_score:
+            tokens, rows = best(score[None]) if width == 1 else score.topk(width).indices, []
+        elif noisy:
+            tokens = ask.source.ranked(row, width, len(ask.context) + self._level)
+            rows = [row] * width
+        else:
+            keys = [Key(len(ask.context), "draft", first + i) for i in range(width)]
+            tokens, rows = (mixed if self.shape.scheme == "mixed" else drawn)(row, score, ask, keys)
+        if width == 1 and score.device.type == "cpu" and not score[tokens[0]] > float("-inf"):
+            return self._none, []
+        return tokens, rows
 
-    def _children(self, row: Tensor, score: Tensor, width: int, first: int) -> tuple[Tensor, list[Tensor]]:
-        """(tokens [width], their rows) taken from the row; `first` is the id of the first child."""
-        ask = self.ask
-        if ask.coupled or not width:
-            tokens = ask.source.ranked(row, width, len(ask.context) + self._level) if width else self._none
-            return tokens, [row] * len(tokens)
-        keys = [Key(len(ask.context), "draft", first + i) for i in range(width)]
-        return mixed(row, score, ask, keys) if self.shape.scheme == "mixed" else drawn(row, score, ask, keys)
+    def _room(self, values: Tensor) -> int:
+        """Children to take: no more than tokens that may follow. On other devices a look at values would wait.
+
+        A single child is looked at once it is taken, which is quicker.
+        """
+        width = min(self.shape.widths[self._level], len(values))
+        if width == 1 or values.device.type != "cpu":
+            return width
+        noisy = self.ask.coupled and not self.ask.policy.greedy
+        return max(1, min(width, int((values > (0 if noisy else float("-inf"))).sum())))
 
 
 def grow_all(

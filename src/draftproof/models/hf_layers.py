@@ -10,7 +10,8 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
+from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from draftproof.models.hf_attention import KWARG, NAME, Call, Probe
 
 _HOOKS = ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+_BOOKKEEPING = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set))
 _PRE_HOOKS = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs")
 
 
@@ -37,13 +39,62 @@ class Trunk:
 def private(model: Any) -> Any:
     """The same weights in module objects and a configuration of our own, attending through our function.
 
-    What the caller's model has, hooks and adapters included, is there too; what is changed here is not there.
+    What the caller's model has, hooks and adapters included, is there too; what is changed here is not there. Of all
+    attributes only what leads to a module or to a configuration is made anew, the others are shared.
     """
-    shared: dict[int, Any] = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
-    net = copy.deepcopy(model, shared)
+    from transformers import PreTrainedConfig
+
+    originals = list(model.modules())
+    copies: dict[int, Any] = {id(module): object.__new__(type(module)) for module in originals}
+    for value in [value for module in originals for value in vars(module).values()]:
+        if isinstance(value, PreTrainedConfig):
+            copy.deepcopy(value, copies)  # enters it, and those within it, into `copies`
+    for module in originals:
+        own = {name: _again(value, copies, name in _BOOKKEEPING) for name, value in vars(module).items()}
+        own.pop("_compiled_call_impl", None)  # compiled code of the caller's module
+        vars(copies[id(module)]).update(own)
+    net = copies[id(model)]
     net.set_attn_implementation(NAME)
     _freeze_rope(net)
     return net
+
+
+def _again(value: Any, copies: dict[int, Any], always: bool = False) -> Any:
+    """The value with copies, found by the id of the original, in place of the modules and configurations it leads to.
+
+    A container or callable that leads to none is shared, unless it is `always` to be a new one.
+    """
+    if id(value) in copies:
+        return copies[id(value)]
+    parts = _parts(value)
+    if parts is None:
+        return value
+    copies[id(value)] = value  # ends a walk in circles
+    made = [_again(part, copies) for part in parts]
+    if always or any(new is not old for new, old in zip(made, parts, strict=True)):
+        copies[id(value)] = _assembled(value, made)
+    return copies[id(value)]
+
+
+def _parts(value: Any) -> list[Any] | None:
+    """What a container or callable leads to; None for everything else."""
+    if isinstance(value, MethodType):
+        return [value.__self__]
+    if type(value) is partial:
+        return [value.func, *value.args, *value.keywords.values()]
+    if type(value) in (dict, OrderedDict):
+        return list(value.values())
+    return list(value) if type(value) in (list, tuple, set) else None
+
+
+def _assembled(value: Any, parts: list[Any]) -> Any:
+    """The like of a value from other parts."""
+    if isinstance(value, MethodType):
+        return MethodType(value.__func__, parts[0])
+    if type(value) is partial:
+        count = 1 + len(value.args)
+        return partial(parts[0], *parts[1:count], **dict(zip(value.keywords, parts[count:], strict=True)))
+    return type(value)(zip(value, parts, strict=True) if isinstance(value, dict) else parts)
 
 
 def find_layers(net: nn.Module, count: int) -> Trunk | None:
@@ -88,7 +139,8 @@ def _with_layers(trunk: Trunk, layers: Sequence[nn.Module]) -> Any:
 
 
 def _shell(module: Any) -> Any:
-    shell = copy.copy(module)
+    shell = object.__new__(type(module))
+    shell.__dict__.update(module.__dict__)
     shell.__dict__["_modules"] = dict(module._modules)
     return shell
 

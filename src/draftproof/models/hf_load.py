@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,9 @@ from typing import Any
 
 import torch
 
-from draftproof.models.hf_check import first_line, refuse_class, refuse_config
+from draftproof.files import folder_at, read_object, refusing
+from draftproof.models.folder import check_index, check_sizes, load_config
+from draftproof.models.hf_check import refuse_class, refuse_config
 from draftproof.types import InputError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -21,11 +22,15 @@ def read_folder(path: str, device: str, dtype: str) -> Any:
     place = check_device(device)
     if dtype not in DTYPES:
         raise InputError(f'dtype must be one of {", ".join(DTYPES)}, not "{dtype}".')
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        raise InputError(f"{path} is not a folder: give one that holds a Hugging Face model, with its config.json.")
-    config = _read_config(folder)
-    refuse_config(config, path)
+    folder = folder_at(path)
+    config = load_config(folder)
+    with refusing(f"{folder / 'config.json'} cannot be used"):
+        refuse_config(config, path)
+        kind = _architecture(config, folder)
+        refuse_class(kind, path)
+        check_sizes(config, folder)
+    if (generation := folder / "generation_config.json").exists():
+        read_object(generation)
     _check_weights(folder)
     return _read_model(folder, config, dtype).to(place).eval()
 
@@ -34,7 +39,7 @@ def check_device(device: str) -> torch.device:
     """The device of that name, if this machine has it."""
     try:
         place = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise InputError(f'"{device}" is no device: use cpu, cuda, cuda:N or mps.') from error
     if place.type not in ("cpu", "cuda", "mps"):
         raise InputError(f'device "{device}" is not supported: use cpu, cuda, cuda:N or mps.')
@@ -47,61 +52,31 @@ def check_device(device: str) -> torch.device:
     return place
 
 
-def _read_config(folder: Path) -> Any:
-    from transformers import AutoConfig
-
-    file = folder / "config.json"
-    if not file.is_file():
-        raise InputError(f"{folder} has no config.json: give a folder that holds a Hugging Face model.")
-    try:
-        json.loads(file.read_text(encoding="utf-8"))
-        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{file} cannot be used: {first_line(error)}.") from error
-
-
 def _check_weights(folder: Path) -> None:
     """Every weight file named is there and whole."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     files = sorted(folder.glob("*.safetensors"))
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise InputError(f"{index} cannot be read: download it again.") from error
-        missing = sorted(named - {file.name for file in files})
-        if missing:
-            raise InputError(f"{folder} lacks the weight file {missing[0]}: download it again.")
+    check_index(folder, files)
     if not files and not list(folder.glob("pytorch_model*.bin")):
         raise InputError(f"{folder} has no weights: it needs a model.safetensors file.")
     for file in files:
-        try:
-            with safe_open(file, "pt"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{file} is truncated or damaged ({first_line(error)}): download it again.") from error
+        with refusing(f"{file} is truncated or damaged, so download it again"), safe_open(file, "pt"):
+            pass
 
 
 def _read_model(folder: Path, config: Any, dtype: str) -> Any:
     from transformers import AutoModelForCausalLM
 
-    try:
-        refuse_class(_architecture(config, folder), str(folder))
-        with _quiet():
-            model, report = AutoModelForCausalLM.from_pretrained(
-                folder,
-                config=config,
-                dtype="auto" if dtype == "auto" else getattr(torch, dtype),
-                local_files_only=True,
-                trust_remote_code=False,
-                output_loading_info=True,
-            )
-    except InputError:
-        raise
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError, ImportError) as error:
-        raise InputError(f"{folder} cannot be loaded: {first_line(error)}.") from error
+    with refusing(f"{folder} cannot be loaded"), _matching(folder), _quiet():
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype="auto" if dtype == "auto" else getattr(torch, dtype),
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
     for problem, names in (("lacks", report["missing_keys"]), ("has another shape for", report["mismatched_keys"])):
         if names:
             first = sorted(str(name) for name in names)[0]
@@ -109,6 +84,19 @@ def _read_model(folder: Path, config: Any, dtype: str) -> Any:
                 f"{folder} {problem} the weight {first} ({len(names)} in all): the files do not belong together."
             )
     return model
+
+
+@contextmanager
+def _matching(folder: Path) -> Iterator[None]:
+    """transformers names an option of its own where shapes differ, which is no help here."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise InputError(
+            f"{folder} has weights of other shapes than its config.json asks for: the files do not belong together."
+        ) from error
 
 
 @contextmanager
