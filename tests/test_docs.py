@@ -173,7 +173,7 @@ def test_the_readmes_commands_drafters_and_rules_are_the_programs() -> None:
     for option in set(re.findall(r"--([a-z][a-z-]+)", text(READMES[0]))):
         assert option in sources or option.replace("-", "_") in sources, option
     rows = {name.split(":")[0] for name in re.findall(r"^\| `([^`]+)` \|", text(READMES[0]), re.M)}
-    assert rows == {*catalog.drafters(), *catalog.rules()} - {"auto"}
+    assert rows == {*catalog.models(), *catalog.drafters(), *catalog.rules()} - {"auto"}
 
 
 def test_the_way_of_a_token_is_five_short_files() -> None:
