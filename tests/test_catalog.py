@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from draftproof import catalog, specs
-from draftproof.catalog import engine_for, load_drafter, load_engine, load_model, load_rule
+from draftproof.catalog import Place, engine_for, load_drafter, load_engine, load_model, load_rule
+from draftproof.models import native
 from draftproof.types import InputError, SamplingParams
 
 
@@ -42,7 +45,13 @@ def test_drafter_specs_that_make_no_sense_are_one_sentence(spec: str, message: s
 
 @pytest.mark.parametrize(
     "spec, message",
-    [("toy:x", "toy:SEED"), ("nothing:1", "there is no model"), ("hf", "hf:FOLDER"), ("toy:1,vocab=1", "2 tokens")],
+    [
+        ("toy:x", "toy:SEED"),
+        ("toy:" + "1" * 5000, "19 digits"),
+        ("nothing:1", "there is no model"),
+        ("hf", "hf:FOLDER"),
+        ("toy:1,vocab=1", "2 tokens"),
+    ],
 )
 def test_model_specs_that_make_no_sense_are_one_sentence(spec: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
@@ -100,6 +109,25 @@ def test_auto_picks_the_strongest_rule_for_what_is_reported(spec: str, rule: str
 def test_the_block_rule_is_refused_for_trees() -> None:
     with pytest.raises(InputError, match="use the rule tree"):
         load_engine("toy:7", "early-exit:shape=2x1", "block")
+
+
+@pytest.mark.parametrize("spec, message", [("toy:7", "no dtype int8"), ("native:FOLDER", "weights=")])
+def test_a_backend_without_a_dtype_refuses_one(spec: str, message: str) -> None:
+    if spec.startswith("native") and not native.available():
+        pytest.skip("the kernels are not built")
+    with pytest.raises(InputError, match=message):
+        load_model(spec, Place(dtype="int8"))
+
+
+def test_the_dtype_of_the_target_is_not_that_of_a_toy_draft() -> None:
+    target = load_model("toy:7")
+    assert load_drafter("model:toy:2", target, Place(dtype="bfloat16")).name == "model"
+
+
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
+def test_the_kernels_are_there_where_they_can_be_built() -> None:
+    """Their own tests are skipped without them, so a failed build would pass unseen."""
+    assert native.available()
 
 
 def test_every_entry_has_a_summary_and_makes_something() -> None:

@@ -37,7 +37,8 @@ def run_jobs(
 ) -> Iterator[list[Result]]:
     """The replies of each job, in the order of the jobs, as soon as they and those before them have ended.
 
-    All are made before the first one runs: InputError for the first that cannot be used.
+    All are made before the first one runs: InputError for the first that cannot be used. A later reply that cannot be
+    begun, as where a conversation has outgrown the context, is the last one of its job, with an error.
     """
     if max_batch < 1:
         raise InputError(f"at least one prompt must run at a time, not {max_batch}.")
@@ -86,7 +87,13 @@ class _Conversation:
             if self.ended:
                 self._session = None
                 return False
-            self.reply = self._next()
+            try:
+                self.reply = self._next()
+            except InputError as error:
+                # Beside other jobs that go on, so it ends as a reply and not as an exception.
+                self.results.append(Result.failed(str(error)))
+                self._session = None
+                return False
         return True
 
     def _next(self) -> Reply:

@@ -9,6 +9,7 @@ from typing import Any
 from draftproof import specs
 from draftproof.contracts import Drafter, Model, Rule
 from draftproof.engine import Engine
+from draftproof.files import refusing, shortened
 from draftproof.types import InputError
 from draftproof.verify import BlockRule, CoupledRule, TokenRule, TreeRule
 
@@ -49,8 +50,9 @@ def _hf(argument: str, options: Options, place: Place) -> Loaded:
     from draftproof.models.hf import load_hf
     from draftproof.text import Text
 
-    model = load_hf(argument, options.get("device", place.device), options.get("dtype", place.dtype))
-    return Loaded(model, Text.load(argument))
+    with refusing(f"{argument} cannot be loaded"):
+        model = load_hf(argument, options.get("device", place.device), options.get("dtype", place.dtype))
+    return _with_text(model, Text.load(argument), argument)
 
 
 def _native(argument: str, options: Options, place: Place) -> Loaded:
@@ -59,15 +61,32 @@ def _native(argument: str, options: Options, place: Place) -> Loaded:
 
     if place.device != "cpu":
         raise InputError(f"native: runs on the CPU, not on {place.device}: use hf: there.")
-    return Loaded(load_native(argument, **{"threads": place.threads, **options}), Text.load(argument))
+    if place.dtype != "auto":
+        raise InputError(f"native: takes no dtype {place.dtype}: name its weights, as in native:FOLDER,weights=f32.")
+    model = load_native(argument, **{"threads": place.threads, **options})
+    return _with_text(model, Text.load(argument), argument)
+
+
+def _with_text(model: Model, text: Any, folder: str) -> Loaded:
+    """InputError for end tokens that the model does not have."""
+    if (end := max(text.eos_ids, default=0)) >= model.vocab_size:
+        raise InputError(
+            f"the end token {end} of {folder} is not one of the model's {model.vocab_size} tokens: correct"
+            " eos_token_id in generation_config.json and config.json, or eos_token in tokenizer_config.json."
+        )
+    return Loaded(model, text)
 
 
 def _toy(argument: str, options: Options, place: Place) -> Loaded:
     from draftproof.models.toy import ToyModel
     from draftproof.text import letters
 
-    if argument and not argument.isdecimal():
-        raise InputError(f"a toy model is toy:SEED with a whole number, not toy:{argument}.")
+    if argument and not (argument.isdecimal() and len(argument) < 20):
+        raise InputError(
+            f"a toy model is toy:SEED with a whole number of 19 digits at most, not toy:{shortened(argument)}."
+        )
+    if place.dtype != "auto":
+        raise InputError(f"a toy model takes no dtype {place.dtype}: it computes in float32.")
     size = options.get("vocab", 16)
     near = (options["near"], options.get("weight", 0.7)) if "near" in options else None
     model = ToyModel(int(argument or 0), size, options.get("order", 3), near, options.get("context"))
@@ -90,7 +109,7 @@ def _model(argument: str, options: Options, target: Loaded, place: Place) -> Dra
     from draftproof.drafters.model import ModelDrafter
     from draftproof.vocab import compare
 
-    draft = load_model(argument, place)
+    draft = load_model(argument, place_of_draft(argument, place))
     allowed = None
     if target.text is not None and draft.text is not None:
         pairing = compare(target.text, draft.text, target.model.vocab_size, draft.model.vocab_size)
@@ -214,11 +233,21 @@ def inner(spec: str) -> str | None:
     return _split(parsed, entry).argument if entry.argument == "spec" else None
 
 
-def load_model(spec: str, place: Place = Place()) -> Loaded:
-    """`hf:PATH` or `toy:SEED`, with options. A bare folder is taken as `hf:`."""
+def place_of_draft(spec: str, place: Place) -> Place:
+    """The target's place for a draft model; its dtype stays away from a backend that takes none."""
+    entry = models().get(_parsed(spec).name)
+    return place if entry is None or "dtype" in entry.options else replace(place, dtype="auto")
+
+
+def _parsed(spec: str) -> specs.Spec:
     parsed = specs.parse(spec)
-    if parsed.name not in models() and ("/" in parsed.name or "." in parsed.name):
-        parsed = specs.parse(f"hf:{spec}")
+    bare = parsed.name not in models() and ("/" in parsed.name or "." in parsed.name)
+    return specs.parse(f"hf:{spec}") if bare else parsed
+
+
+def load_model(spec: str, place: Place = Place()) -> Loaded:
+    """`native:PATH`, `hf:PATH` or `toy:SEED`, with options. A bare folder is taken as `hf:`."""
+    parsed = _parsed(spec)
     loaded: Loaded = _make("model", models(), parsed, place)
     if "rollback" not in loaded.model.can:
         raise InputError(f"{spec} cannot roll its cache back, which speculative decoding needs.")

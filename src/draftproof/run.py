@@ -35,7 +35,7 @@ class Result:
     """One finished reply. `seconds` were spent in the engine, `first_token_seconds` of them before the first token.
 
     In a batch the seconds are those of every call it took part in, while `stats` has its share of them.
-    error: why no token could follow, with the finish reason "error".
+    error: why no token could follow, with the finish reason "error". seed: None where nothing could be begun.
     """
 
     text: str
@@ -43,11 +43,16 @@ class Result:
     finish_reason: FinishReason
     prompt_tokens: int
     stats: Stats
-    seed: int
+    seed: int | None
     seconds: float
     first_token_seconds: float
     logprobs: tuple[TokenLogprob, ...] = ()
     error: str | None = None
+
+    @classmethod
+    def failed(cls, error: str) -> Result:
+        """What there is of a reply that could not be begun."""
+        return cls("", (), "error", 0, Stats(), None, 0.0, 0.0, error=error)
 
     @property
     def tokens_per_second(self) -> float:

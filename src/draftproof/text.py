@@ -10,11 +10,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from draftproof.files import folder_at, read_object, refusing
 from draftproof.streaming import StopStrings, Stream, cut
 from draftproof.types import InputError
 
 __all__ = ["StopStrings", "Stream", "Text", "cut", "letters"]
 
+# Larger ids are damage; a table of all ids must fit into memory.
+_MOST_TOKENS = 2**24
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # Decoders whose text for a token depends only on "is it the first" and "is it one byte of several".
 _DECODERS = frozenset({"ByteLevel", "Replace", "ByteFallback", "Fuse", "Strip", "Metaspace", "WordPiece"})
@@ -49,22 +52,21 @@ class Text:
         """The tokenizer and the end tokens of a Hugging Face folder. InputError if there is none."""
         import transformers
 
-        path = Path(folder)
+        path = folder_at(folder)
         if not (path / "tokenizer.json").exists() and not (path / "tokenizer_config.json").exists():
             raise InputError(f"{path} has no tokenizer files (tokenizer.json, tokenizer_config.json).")
-        settings = _read_json(path / "tokenizer_config.json")
+        settings = _settings(path / "tokenizer_config.json")
         # A generic fast tokenizer is what AutoTokenizer would choose in the end, half a second sooner.
         generic = settings.get("tokenizer_class") in ("TokenizersBackend", "PreTrainedTokenizerFast")
         loader: Any = transformers.PreTrainedTokenizerFast if generic else transformers.AutoTokenizer
-        try:
-            tokenizer = loader.from_pretrained(str(path), local_files_only=True)
-        except (OSError, ValueError, KeyError, ImportError) as error:
-            raise InputError(f"the tokenizer in {path} cannot be loaded: {_one_line(error)}") from error
-        return cls(tokenizer, _configured_eos(path), path.name)
+        ends = _configured_eos(path)
+        with refusing(f"the tokenizer of {path} (tokenizer.json, tokenizer_config.json) cannot be loaded"):
+            return cls(loader.from_pretrained(str(path), local_files_only=True), ends, path.name)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Ids of a raw text; `special` adds the tokens the model expects around it, such as a start token."""
-        return [int(i) for i in self._backend.encode(text, add_special_tokens=special).ids]
+        with refusing(f"the tokenizer of {self.name} cannot encode the text"):
+            return [int(i) for i in self._backend.encode(text, add_special_tokens=special).ids]
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """The text of all ids at once; what the deltas of a `Stream` add up to."""
@@ -75,15 +77,12 @@ class Text:
 
         InputError if the model has no chat template or the template refuses the messages.
         """
-        from jinja2 import TemplateError
-
         if not self.tokenizer.chat_template:
             raise InputError(f"{self.name} has no chat template; use --raw to send the prompt as it is.")
         conversation = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
-        try:
+        # A template is a program of the folder's author, which may do anything.
+        with refusing(f"the chat template of {self.name} refuses the messages"):
             text = self.tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
-        except (TemplateError, TypeError, KeyError) as error:
-            raise InputError(f"the chat template of {self.name} refuses the messages: {_one_line(error)}") from error
         return self.encode(text, special=False)
 
     def watch(self, stop_strings: Sequence[str]) -> Callable[[int], bool]:
@@ -99,7 +98,10 @@ class Text:
     def tokens(self) -> tuple[str | None, ...]:
         """The token string of every id from 0 to the largest, None for an id without a token."""
         by_id = {i: token for token, i in self.vocab().items()}
-        return tuple(by_id.get(i) for i in range(max(by_id, default=-1) + 1))
+        largest = max(by_id, default=-1)
+        if largest >= _MOST_TOKENS:
+            raise InputError(f"the tokenizer of {self.name} is damaged: it has a token with the id {largest}.")
+        return tuple(by_id.get(i) for i in range(largest + 1))
 
     def content(self, token: int) -> bytes:
         """The bytes a token stands for inside a text, however its tokenizer spells them; no token, no bytes."""
@@ -229,20 +231,21 @@ def _not_streamable(parts: Sequence[dict[str, Any]]) -> str | None:
 
 def _configured_eos(folder: Path) -> list[int]:
     """End tokens of generation_config.json and config.json, in that order."""
-    found: list[int] = []
-    config = _read_json(folder / "config.json")
-    for source in (_read_json(folder / "generation_config.json"), config, config.get("text_config") or {}):
-        value = source.get("eos_token_id")
-        found += [] if value is None else [int(i) for i in (value if isinstance(value, list) else [value])]
-    return found
+    files = folder / "generation_config.json", folder / "config.json"
+    generation, config = (_settings(file) for file in files)
+    inner = config.get("text_config")
+    found = _ends(generation, files[0]) + _ends(config, files[1])
+    return found + (_ends(inner, files[1]) if isinstance(inner, dict) else [])
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-    except ValueError as error:
-        raise InputError(f"{path} is not valid JSON: {_one_line(error)}") from error
+def _ends(settings: dict[str, Any], file: Path) -> list[int]:
+    value = settings.get("eos_token_id")
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(token) is int and token >= 0 for token in ids):
+        raise InputError(f"{file} cannot be used: eos_token_id must be a token id or a list of them.")
+    return ids
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+def _settings(file: Path) -> dict[str, Any]:
+    """A JSON object that may be missing."""
+    return read_object(file) if file.exists() else {}

@@ -67,7 +67,7 @@ class Pairing:
 
 
 def compare(target: Text, draft: Text, target_size: int | None = None, draft_size: int | None = None) -> Pairing:
-    """The pairing of two tokenizers (R7.1).
+    """The pairing of two tokenizers: which ids of the draft mean the same token in the target.
 
     target_size, draft_size: rows of the models' logits where they are known; rows without a token are padding.
     "different" is said when fewer than half of the smaller vocabulary's tokens agree.

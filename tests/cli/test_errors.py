@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +15,10 @@ from cli.calls import TOY, Call
 
 from draftproof.cli.__main__ import VERBS
 from draftproof.engine import Engine
+from draftproof.prompts import read
 
 SOURCE = str(Path(__file__).resolve().parents[2] / "src")
+ENVIRONMENT = {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
 BAD = {
     "unknown command": (("genrate",), "Did you mean 'generate'?"),
     "unknown option": (("generate", "hi", "--fil", "x"), "No such option"),
@@ -43,9 +47,17 @@ BAD = {
     "out of range": (("generate", "hi", *TOY, "--top-p", "1.5"), "top_p must lie between"),
     "not a bias": (("generate", "hi", *TOY, "--logit-bias", "3"), "ID=VALUE"),
     "bias of nothing": (("generate", "hi", *TOY, "--logit-bias", "99=1"), "token 99"),
-    "bias is no number": (("generate", "hi", *TOY, "--logit-bias", "3=nan"), "not a number"),
+    "bias is no number": (("generate", "hi", *TOY, "--logit-bias", "3=nan"), "must be a number"),
+    "bias is infinite": (("generate", "hi", *TOY, "--logit-bias", "3=inf"), "must be a number"),
+    "bias overflows": (("generate", "hi", *TOY, "--logit-bias", "3=1e39"), "must be a number"),
     "empty stop": (("generate", "hi", *TOY, "--stop", ""), "stop string"),
     "stop token of nothing": (("generate", "hi", *TOY, "--stop-token", "40"), "token 40"),
+    "too many threads": (("generate", "hi", *TOY, "--threads", "3000000000"), "between 1 and 1024"),
+    "dtype of a toy": (("generate", "hi", *TOY, "--dtype", "int8"), "no dtype int8"),
+    "long folder": (("generate", "hi", "--target", "hf:" + "x" * 5000), "File name too long"),
+    "long seed": (("generate", "hi", "--target", "toy:" + "1" * 5000), "toy:SEED"),
+    "long GGUF file": (("import", "x" * 5000), "File name too long"),
+    "audit of nothing": (("audit",), "Missing command. (draftproof audit --help"),
     "no threads": (("generate", "hi", *TOY, "--threads", "0"), "--threads"),
     "no device": (("generate", "hi", *TOY, "--device", "toaster"), "toaster"),
     "system without template": (("generate", "hi", *TOY, "--system", "be brief", "--raw"), "drop --raw"),
@@ -91,6 +103,22 @@ def test_a_prompt_that_cannot_run_stops_the_batch_before_it_begins(call: Call, t
     file.write_text('"ab"\n"abababababababababab"\n')
     done = call("generate", "--prompts", str(file), "--target", "toy:1,context=8")
     assert (done.code, done.out) == (2, "") and f"line 2 of {file}" in done.err
+
+
+@pytest.mark.parametrize("line", ["[" * 200_000, '{"prompt": "a", "id": ' + "[" * 200_000])
+def test_a_line_nested_too_deeply_is_named(call: Call, tmp_path: Path, line: str) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(f'"fine"\n{line}\n')
+    done = call("generate", "--prompts", str(file), *TOY)
+    assert (done.code, done.out) == (2, "") and f"line 2 of {file} is nested too deeply" in done.err
+
+
+@pytest.mark.parametrize("break_", ["\u2028", "\u2029", "\x85"])
+def test_only_a_line_feed_ends_a_line_of_a_file(tmp_path: Path, break_: str) -> None:
+    texts = [f"a{break_}b", "second"]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\r\n".join(json.dumps(text, ensure_ascii=False) for text in texts), newline="")
+    assert [prompt.turns for prompt in read(file)] == [(text,) for text in texts]
 
 
 def test_ids_take_no_system_message(call: Call, tmp_path: Path) -> None:
@@ -167,11 +195,50 @@ def test_help_imports_neither_torch_nor_transformers() -> None:
 
 def test_a_reader_that_goes_away_is_no_traceback() -> None:
     arguments = [sys.executable, "-m", "draftproof.cli", "generate", "ab", *TOY, "--max-tokens", "4000"]
-    environment = {"PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.read(1)
         process.stdout.close()
         said = process.stderr.read().decode()
     assert "Traceback" not in said and "Exception" not in said and "BrokenPipe" not in said
     assert process.returncode not in (0, 2)
+
+
+FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+
+
+@FULL
+@pytest.mark.parametrize(
+    ("arguments", "unbuffered"), [(("list",), ""), (("generate", "ab", *TOY), "1"), (("--version",), "")]
+)
+def test_a_full_disk_is_one_sentence(arguments: tuple[str, ...], unbuffered: str) -> None:
+    command = [sys.executable, "-m", "draftproof.cli", *arguments]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, env={**ENVIRONMENT, "PYTHONUNBUFFERED": unbuffered}
+        )
+    assert done.returncode == 2 and b"Traceback" not in done.stderr
+    assert done.stderr.decode().splitlines()[-1] == "error: the output cannot be written: No space left on device."
+
+
+def test_streams_that_are_closed_are_no_traceback() -> None:
+    command = f"{shlex.quote(sys.executable)} -m draftproof.cli"
+    toy = " ".join(TOY)
+    for arguments, code, said in (
+        ("--version >&-", 2, "error: standard output is closed: leave it open, or send it to a file.\n"),
+        ("--version 2>&-", 0, ""),
+        (f"generate {toy} <&-", 2, "error: standard input is empty: write some text.\n"),
+    ):
+        done = subprocess.run(
+            f"{command} {arguments}", shell=True, env=ENVIRONMENT, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (code, said)
+
+
+def test_an_error_about_a_file_is_none_about_the_output(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        raise OSError(28, "No space left on device", "some-file")
+
+    monkeypatch.setattr(Engine, "step", failing)
+    with pytest.raises(OSError, match="some-file"):
+        call("generate", "ab", *TOY)

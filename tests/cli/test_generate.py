@@ -250,6 +250,21 @@ def test_a_reply_that_cannot_go_on_ends_alone(call: Call, tmp_path: Path) -> Non
     assert [reply["finish_reason"] for reply in done.lines[:-1]] == ["error", "error"]
 
 
+def test_a_conversation_that_outgrows_the_context_ends_alone(call: Call, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('"ab"\n{"turns": ["ab", "abc", "abcd"]}\n"ba"\n')
+    options = ("--target", "toy:1,context=60", "--max-tokens", "30", "--json")
+    done = call("generate", "--prompts", str(file), *options)
+    *replies, summary = done.lines
+    first, *conversation, last = replies
+    assert done.code == 2 and f"1 of {len(replies)} replies could not be finished: line 2 of {file}" in done.err
+    assert [first["finish_reason"], last["finish_reason"]] == ["length", "length"]
+    assert conversation[-1]["finish_reason"] == "error" and "context 60" in conversation[-1]["error"]
+    assert conversation[-1]["token_ids"] == [] and conversation[-1]["seed"] is None
+    assert all(reply["finish_reason"] == "length" for reply in conversation[:-1])
+    assert summary["replies"] == len(replies) and summary["prompts"] == 3
+
+
 def test_the_library_does_what_the_command_does(call: Call) -> None:
     engine = load_engine("toy:3,vocab=40", "ngram")
     params = SamplingParams(max_tokens=40, stop_strings=("ba",), seed=2, temperature=1.0)

@@ -37,7 +37,7 @@ def truncate(folder: Path) -> None:
 
 DAMAGE: dict[str, Any] = {
     "no config": (lambda f: (f / "config.json").unlink(), "no config.json"),
-    "config not JSON": (lambda f: (f / "config.json").write_text("{"), "cannot be read"),
+    "config not JSON": (lambda f: (f / "config.json").write_text("{"), "not valid JSON"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "no .safetensors"),
     "truncated": (truncate, "damaged"),
     "empty file": (lambda f: (f / "model.safetensors").write_bytes(b""), "damaged"),

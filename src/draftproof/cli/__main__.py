@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import os
 import sys
@@ -22,6 +24,8 @@ VERBS = {
     "import": ("import_", "Convert a GGUF file into a Hugging Face folder."),
 }
 """Verb -> its module in this package, and one line about it."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 # Usage errors of typer's parser; it has no public name of its own in every version.
 UsageProblem: Any = typer.BadParameter.__mro__[2]
@@ -88,6 +92,8 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """The exit code of a command line. Bad input is one sentence on standard error, never a traceback."""
+    if not _streams_are_open():
+        return _refuse("standard output is closed: leave it open, or send it to a file.")
     _quiet_libraries()
     try:
         code = get_command(app).main(arguments or ["--help"], prog_name="draftproof", standalone_mode=False)
@@ -96,9 +102,14 @@ def run(arguments: list[str]) -> int:
     except UsageProblem as error:
         return _refuse(_sentence(error), _help_of(error))
     except BrokenPipeError:
-        # What reads our output has gone; Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 141
+    except OSError as error:
+        # An error about a named file is no error about our output.
+        if error.filename is not None or error.errno not in _FULL:
+            raise
+        _drop_output()
+        return _refuse(f"the output cannot be written: {error.strerror}.")
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except ValueError as error:
@@ -109,8 +120,24 @@ def run(arguments: list[str]) -> int:
         return _refuse(str(error))
 
 
+def _streams_are_open() -> bool:
+    """Whether there is a standard output; the two other streams are replaced by nothing where they are closed."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    return sys.stdout is not None
+
+
+def _drop_output() -> None:
+    """Nobody takes our output any more; Python would complain once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _refuse(sentence: str, hint: str = "") -> int:
-    print(" ".join(f"error: {sentence} {hint}".split()), file=sys.stderr)
+    # Where standard error is full as well, the exit code has to do.
+    with contextlib.suppress(OSError):
+        print(" ".join(f"error: {sentence} {hint}".split()), file=sys.stderr, flush=True)
     return 2
 
 

@@ -34,7 +34,7 @@ PATHS = """Compare token by token with plain decoding: greedy, and the rule coup
 Where two texts part it is a numeric tie if the scores of both tokens lie within 4 times the noise between a call of \
 one row and one of a verification's rows, else a defect. Exit code 0 only without a defect.
 """
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True, help=HELP)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=HELP)
 
 
 @dataclass(frozen=True)

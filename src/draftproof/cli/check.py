@@ -66,7 +66,7 @@ def command(
         if model is None:
             fit = Fit(spec, None, _drafter(spec, loaded["target"], place))
         else:
-            loaded["draft"] = setup.load_target(model, place)
+            loaded["draft"] = setup.load_target(model, catalog.place_of_draft(model, place))
             fit = Fit(spec, *_pair(loaded["target"], loaded["draft"]))
     facts = {role: _facts(model) for role, model in loaded.items()}
     (_print_json if json else _print)(facts, fit)
@@ -112,6 +112,8 @@ def _drafter(spec: str, target: Loaded, place: Place) -> str | None:
 
 def _facts(loaded: Loaded) -> dict[str, Any]:
     """What there is to know about one model; memory in bytes."""
+    from draftproof.cli.setup import threads_of
+
     model, text = loaded.model, loaded.text
     tokenizer = None if text is None else text.tokenizer
     special = (
@@ -137,6 +139,7 @@ def _facts(loaded: Loaded) -> dict[str, Any]:
         "num_layers": model.num_layers,
         "device": str(model.device),
         "dtype": loaded.model.dtype,
+        "threads": threads_of(model) if model.device.type == "cpu" else None,
         "memory": memory,
         "can": sorted(model.can),
     }
@@ -191,10 +194,11 @@ def _print_pairing(pairing: Pairing) -> None:
 
 def _cells(facts: dict[str, Any]) -> list[str]:
     """The facts in the order of _LABELS, for a reader."""
-    from draftproof.cli.show import size
+    from draftproof.cli.show import count, size
 
     memory, special = facts["memory"], facts["special_ids"]
     ends = ", ".join(str(i) for i in special.get("end", ())) or "none"
+    threads = [] if facts["threads"] is None else [count(facts["threads"], "thread")]
     return [
         facts["name"],
         f"{facts['vocab_size']:,} rows, {_number(facts['tokens'])} tokens",
@@ -202,7 +206,7 @@ def _cells(facts: dict[str, Any]) -> list[str]:
         "yes" if facts["chat_template"] else "no",
         "no limit" if facts["max_context"] is None else f"{facts['max_context']:,} tokens",
         str(facts["num_layers"]),
-        f"{facts['device']}, {facts['dtype']}",
+        ", ".join([facts["device"], facts["dtype"], *threads]),
         size(memory["weights"]) if "weights" in memory else "not reported",
         f"{size(memory['kv_per_token'])} a token" if "kv_per_token" in memory else "not reported",
         size(memory["kv_full_context"]) if "kv_full_context" in memory else "not reported",

@@ -41,12 +41,13 @@ class Runner:
         self._speculative, self._options = engine, setup.options
 
     def warm_up(self, prompt: Sequence[int]) -> None:
-        """First calls are slow, so they are not counted. On a CPU they also choose the threads, one or all.
+        """First calls are slow, so they are not counted. On a CPU they also choose PyTorch's threads, one or all.
 
         Stock kernels wait for all threads at every barrier: a small model on a busy machine is quicker with one.
         """
-        counts = {torch.get_num_threads()}
-        if self._speculative.target.device.type == "cpu" and self._options.threads is None:
+        counts, target = {torch.get_num_threads()}, self._speculative.target
+        own = getattr(target, "threads", None) is not None
+        if target.device.type == "cpu" and self._options.threads is None and not own:
             counts.add(1)
         seconds: dict[int, float] = {}
         for count in sorted(counts):

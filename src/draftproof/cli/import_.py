@@ -21,10 +21,15 @@ def command(
 ) -> None:
     """Convert a GGUF file into a Hugging Face folder."""
     from draftproof.cli import show
+    from draftproof.files import shortened
     from draftproof.models.gguf_import import import_gguf
+    from draftproof.types import InputError
 
-    with show.Bar("reading the file", 1.0) as bar:
-        folder = import_gguf(file, out, lambda what, share: bar.update(share, what))
+    try:
+        with show.Bar("reading the file", 1.0) as bar:
+            folder = import_gguf(file, out, lambda what, share: bar.update(share, what))
+    except OSError as error:
+        raise InputError(f"{shortened(file)} cannot be converted: {error.strerror or error}.") from error
     written = sum(item.stat().st_size for item in folder.iterdir())
     if json:
         show.print_json({"folder": str(folder), "bytes": written, "spec": f"hf:{folder}"})

@@ -21,6 +21,8 @@ def _option(*names: str, panel: str | None = None, metavar: str | None = None, h
     return typer.Option(*names, rich_help_panel=panel, metavar=metavar, help=help, show_default=True)
 
 
+# Far beyond every logit, and small enough that penalty and temperature keep it finite in float32.
+_MOST_BIAS = 1e6
 _model = partial(_option, panel="Models and method")
 _sampling = partial(_option, panel="Sampling")
 _ends = partial(_option, panel="Length and ends")
@@ -32,8 +34,8 @@ Logprobs = Annotated[
     int | None, _output(metavar="N", help="With --json: the target's log-probabilities and the N likeliest tokens.")
 ]
 Device = Annotated[str, _model(help="cpu, cuda, cuda:N or mps.")]
-Dtype = Annotated[str, _model(help="auto (that of the files), float32, bfloat16 or float16.")]
-Threads = Annotated[int | None, _model(metavar="N", help="CPU threads; without it PyTorch chooses.")]
+Dtype = Annotated[str, _model(help="Of hf: models: auto (that of the files), float32, bfloat16 or float16.")]
+Threads = Annotated[int | None, _model(metavar="N", help="CPU threads; without it the backend chooses.")]
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,8 @@ def _bias(entry: str) -> tuple[int, float]:
         bias = int(token), float(value)
     except ValueError:
         raise InputError(f"write --logit-bias as ID=VALUE, for example 42=-1.5, not {entry}.") from None
-    if bias[1] != bias[1]:
-        raise InputError(f"the bias of token {token} is not a number.")
+    if not bias[1] <= _MOST_BIAS:
+        raise InputError(
+            f"the bias of token {token} must be a number up to {_MOST_BIAS:.0f} (-inf forbids), not {value}."
+        )
     return bias

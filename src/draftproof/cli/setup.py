@@ -12,6 +12,7 @@ from draftproof import catalog
 from draftproof.catalog import Loaded, Place
 from draftproof.cli import show
 from draftproof.cli.options import ModelOptions
+from draftproof.contracts import Model
 from draftproof.engine import Engine
 from draftproof.models.hf_load import check_device
 from draftproof.run import tokenizer
@@ -20,6 +21,7 @@ from draftproof.text import Text
 from draftproof.types import InputError, Step
 
 _HOPELESS_STEPS = 32
+_MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Setup:
         method = f"drafting off: {reason}" if reason else f"drafter {drafter.name} (γ {self.gamma}) · rule {asked}"
         where = [str(self.target.model.device), self.target.model.dtype]
         if self.target.model.device.type == "cpu":
-            where.append(show.count(torch.get_num_threads(), "thread"))
+            where.append(show.count(threads_of(self.target.model), "thread"))
         return f"target {Path(self.target.model.name).name} · {method} · {', '.join(where)}"
 
     def described(self, max_tokens: int) -> dict[str, object]:
@@ -73,7 +75,7 @@ class Setup:
             "gamma": self.gamma,
             "device": str(self.target.model.device),
             "dtype": self.target.model.dtype,
-            "threads": torch.get_num_threads(),
+            "threads": threads_of(self.target.model),
             "drafting_off": self.drafting_off(max_tokens),
         }
 
@@ -90,11 +92,16 @@ def load(options: ModelOptions) -> Setup:
 def settle(device: str, dtype: str, threads: int | None) -> Place:
     """The place models run at; sets the thread count of this process."""
     if threads is not None:
-        if threads < 1:
-            raise InputError(f"--threads must be at least 1, not {threads}.")
+        if not 1 <= threads <= _MOST_THREADS:
+            raise InputError(f"--threads must lie between 1 and {_MOST_THREADS}, not {threads}.")
         torch.set_num_threads(threads)
     check_device(device)
     return Place(device, dtype, threads)
+
+
+def threads_of(model: Model) -> int:
+    """CPU threads a model computes with: its own, or else PyTorch's."""
+    return getattr(model, "threads", None) or torch.get_num_threads()
 
 
 def load_target(spec: str, place: Place) -> Loaded:

@@ -50,7 +50,8 @@ def read(path: str | Path) -> list[Prompt]:
     name, _, category = str(path).partition(":")
     if name == BUNDLED:
         return bundled(category)
-    lines = read_text(path).splitlines()
+    # Only "\n" ends a line of JSONL; JSON itself may hold the other characters that end lines, such as U+2028.
+    lines = read_text(path).split("\n")
     prompts = [_parse(line, f"line {number} of {path}") for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise InputError(f"{path} holds no prompts: write one JSON object a line.")
@@ -96,14 +97,21 @@ def decoded(data: bytes, where: str) -> str:
 
 
 def _lines(item: Any) -> Iterable[str]:
-    return [line for line in item.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [line for line in item.read_text(encoding="utf-8").split("\n") if line.strip()]
 
 
 def _parse(line: str, where: str) -> Prompt:
     try:
-        value = json.loads(line)
+        return _prompt(json.loads(line), where)
+    except InputError:
+        raise
     except ValueError as error:
         raise InputError(f"{where} is not JSON: {error}.") from error
+    except RecursionError as error:
+        raise InputError(f"{where} is nested too deeply: write one JSON object a line.") from error
+
+
+def _prompt(value: Any, where: str) -> Prompt:
     if isinstance(value, str):
         value = {"prompt": value}
     if not isinstance(value, dict):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
+from draftproof.files import refusing
+from draftproof.models.folder import check_index
 from draftproof.models.native.grid import GROUP, Grid, Weight, unfold
 from draftproof.types import InputError
 
@@ -30,32 +31,19 @@ class Checkpoint:
         files = sorted(self._folder.glob("*.safetensors"))
         if not files:
             raise InputError(f"{self._folder} has no .safetensors file; convert the checkpoint to safetensors first.")
-        self._check_index(files)
-        for path in files:
-            try:
-                file = self._stack.enter_context(safe_open(path, framework="pt"))
-            except (SafetensorError, OSError) as error:
-                self._stack.close()
-                raise InputError(f"{path} is damaged ({error}); download it again.") from error
-            self._files.update(dict.fromkeys(file.keys(), file))
+        check_index(self._folder, files)
+        with ExitStack() as opened:
+            for path in files:
+                with refusing(f"{path} is truncated or damaged, so download it again"):
+                    file = opened.enter_context(safe_open(path, framework="pt"))
+                    self._files.update(dict.fromkeys(file.keys(), file))
+            self._stack = opened.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
-
-    def _check_index(self, files: list[Path]) -> None:
-        index = self._folder / "model.safetensors.index.json"
-        if not index.is_file():
-            return
-        try:
-            wanted = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise InputError(f"{index} is damaged ({error!r}); download it again.") from error
-        missing = wanted - {path.name for path in files}
-        if missing:
-            raise InputError(f"{self._folder} lacks {', '.join(sorted(missing))}; download it again.")
 
     def __contains__(self, name: str) -> bool:
         return any(prefix + name in self._files for prefix in _PREFIXES)
@@ -65,7 +53,8 @@ class Checkpoint:
         full = next((prefix + name for prefix in _PREFIXES if prefix + name in self._files), None)
         if full is None:
             raise InputError(f"{self._folder} has no tensor {name}; the checkpoint is incomplete.")
-        found: Tensor = self._files[full].get_tensor(full)
+        with refusing(f"{name} of {self._folder} cannot be read"):
+            found: Tensor = self._files[full].get_tensor(full)
         if tuple(found.shape) != shape:
             raise InputError(
                 f"{name} has shape {list(found.shape)}, but config.json asks for {list(shape)}; check both."

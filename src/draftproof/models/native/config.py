@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from draftproof.files import refusing
+from draftproof.models.folder import check_sizes, load_config
 from draftproof.types import InputError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
@@ -58,15 +61,22 @@ class DecoderSpec:
 
 def read_config(folder: Path) -> DecoderSpec:
     """The decoder described by `folder/config.json`; InputError if the kernels cannot compute it."""
-    from transformers import AutoConfig
+    config = load_config(folder)
+    with refusing(f"{folder / 'config.json'} cannot be used"):
+        _refuse_unsupported(config)
+        check_sizes(config, folder, "intermediate_size")
+        spec = decoder_spec(config)
+        _check_numbers(spec, folder / "config.json")
+    return spec
 
-    if not (folder / "config.json").is_file():
-        raise InputError(f"{folder} has no config.json; give a folder in Hugging Face format.")
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (ValueError, OSError, TypeError, KeyError) as error:
-        raise InputError(f"{folder}/config.json cannot be read ({error}); check the file.") from error
-    return decoder_spec(config)
+
+def _check_numbers(spec: DecoderSpec, file: Path) -> None:
+    """What the kernels compute with must be numbers."""
+    scales = [spec.eps, spec.attention_scale, *(x for rope in spec.ropes for x in (rope.scale, *rope.frequencies))]
+    if not all(math.isfinite(number) for number in scales):
+        raise InputError(f"{file} cannot be used: its scales or rotary frequencies are not finite.")
+    if not all(type(layer.window) is int and 0 <= layer.window < 2**31 for layer in spec.layers):
+        raise InputError(f"{file} cannot be used: sliding_window must be a whole number above 0.")
 
 
 def decoder_spec(config: Any) -> DecoderSpec:

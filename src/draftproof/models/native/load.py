@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from draftproof import _kernels
+from draftproof.files import folder_at, refusing
 from draftproof.models.native.checkpoint import Checkpoint
 from draftproof.models.native.config import DecoderSpec, LayerSpec, read_config
 from draftproof.models.native.grid import GROUP, Grid, Weight, by_rows
@@ -36,7 +37,7 @@ def load_native(
 
     Raises InputError for anything in the folder that cannot be used.
     """
-    folder = Path(path).expanduser()
+    folder = folder_at(path)
     check_formats(weights, activations)
     if threads is not None and not 1 <= threads <= 1024:
         raise InputError(f"threads must lie between 1 and 1024, not {threads}.")
@@ -44,11 +45,12 @@ def load_native(
         raise InputError(f"isa must be auto or one of {', '.join(_kernels.isas())} on this machine, not {isa}.")
     spec = read_config(folder)
     _check_sizes(spec, weights)
-    with Checkpoint(folder) as checkpoint:
+    threads = threads or physical_cores()
+    with refusing(f"{folder} cannot be loaded"), Checkpoint(folder) as checkpoint:
         config, layers = _Builder(spec, checkpoint, weights, activations).build()
-    compiled = _kernels.Model(config, layers, isa, threads or physical_cores())
+        compiled = _kernels.Model(config, layers, isa, threads)
     name = f"native:{folder},weights={weights}" + (",activations=int8" if activations == "int8" else "")
-    return NativeModel(name, spec, compiled, weights)
+    return NativeModel(name, spec, compiled, weights, threads)
 
 
 def physical_cores() -> int:

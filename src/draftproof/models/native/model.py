@@ -22,8 +22,9 @@ class NativeModel:
     The cost of a forward is nearly flat in the number of tokens until arithmetic, not memory, is the limit.
     """
 
-    def __init__(self, name: str, spec: DecoderSpec, compiled: _kernels.Model, weights: str = "bf16") -> None:
+    def __init__(self, name: str, spec: DecoderSpec, compiled: _kernels.Model, weights: str, threads: int) -> None:
         self.name = name
+        self.threads = threads
         self.vocab_size = spec.vocab
         self.max_context: int | None = spec.max_context
         self.device = torch.device("cpu")
