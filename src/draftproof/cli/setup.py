@@ -109,7 +109,11 @@ def load_target(spec: str, place: Place) -> Loaded:
     if not spec:
         spec = f"{default_backend(place)}:{demo_folder()}"
     with show.busy("loading the target"):
-        return catalog.load_model(spec, place)
+        loaded = catalog.load_model(spec, place)
+    if loaded.model.device.type == "cpu" and getattr(loaded.model, "threads", None) is not None:
+        # The model brings threads of its own; PyTorch's would only wait for each other beside them.
+        torch.set_num_threads(1)
+    return loaded
 
 
 def default_backend(place: Place) -> str:
