@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -107,9 +108,7 @@ class BlockChain:
         n, self._rows = len(proposal), target_probs
         at = proposal.tokens[:, None]
         ratio = target_probs[:n].gather(1, at)[:, 0].double() / proposal.probs.gather(1, at)[:, 0].double()
-        scale = torch.ones(n + 1, dtype=torch.float64, device=target_probs.device)
-        for i in range(n):
-            torch.clamp(scale[i] * ratio[i], max=1, out=scale[i + 1])
+        scale = running_scale(ratio)
         self._left, mass, self.overlaps = _residuals(target_probs, proposal.probs, scale[:n])
         keep = torch.cat([verify.acceptance(mass, scale[:n]), scale[n:]])
         keep[0] = 1
@@ -121,6 +120,18 @@ class BlockChain:
         if stop == len(self._left):
             return self._rows[stop]
         return torch.where(self._left[stop].sum() > 0, self._left[stop], self._rows[stop])
+
+
+def running_scale(ratio: Tensor) -> Tensor:
+    """[N + 1] float64: p_0 = 1, p_i = min(1, p_{i-1} ratio_i); on a CPU in plain numbers, which is quicker."""
+    if ratio.device.type == "cpu":
+        return torch.tensor(
+            list(accumulate(ratio.tolist(), lambda p, r: min(1.0, p * r), initial=1.0)), dtype=ratio.dtype
+        )
+    scale = [ratio.new_ones(())]
+    for one in ratio:
+        scale.append((scale[-1] * one).clamp(max=1))
+    return torch.stack(scale)
 
 
 def _residuals(p: Tensor, q: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:

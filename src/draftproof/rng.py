@@ -8,6 +8,7 @@ Nothing depends on the batch, the device or on what was drawn before.
 from __future__ import annotations
 
 import secrets
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ _USES = {"noise": 0, "draft": 1, "stop": 2, "next": 3}
 _KEPT_POSITIONS = 16
 
 
+@lru_cache(maxsize=256)
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
     """Four 64-bit words of the block with this counter; ten rounds."""
     x0, x1, x2, x3 = counter
