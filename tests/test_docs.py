@@ -161,7 +161,7 @@ def test_both_readmes_say_the_same() -> None:
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: path.name)
 def test_the_readmes_python_runs(readme: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = re.findall(r"^```python\n(.*?load_engine.*?)^```$", text(readme), re.S | re.M)
-    exec(re.sub(r"hf:\w+", "toy:7", block), {})
+    exec(re.sub(r"native:\w+", "toy:7", block), {})
     printed = capsys.readouterr().out
     assert len(ast.literal_eval(printed[printed.rindex("[(") :])) == 2
 

@@ -23,7 +23,8 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 # One line a paragraph: typer keeps the line ends of a docstring.
 HELP = """Talk with a model; Ctrl-C stops a reply, Ctrl-D or /quit leaves.
 
-/reset begins anew, /stats shows what drafting has brought, a line that ends in a backslash goes on in the next. \\
+/reset begins anew, /stats shows what drafting has brought, a line that ends in a backslash goes on in the next.
+
 From a pipe every line is a message.
 """
 _COMMANDS = "/reset, /stats, /quit"

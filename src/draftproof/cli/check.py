@@ -19,7 +19,8 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 # One line a paragraph: typer keeps the line ends of a docstring.
 HELP = """Do a target and a draft model fit together, and what do they need?
 
-How the vocabularies relate is one of: same; same up to padding; N ids differ; different tokenizers. \\
+How the vocabularies relate is one of: same; same up to padding; N ids differ; different tokenizers.
+
 Exit code 0 for what can be used, 2 for what is refused.
 """
 _KINDS = {"same": "same", "padding": "same up to padding", "differ": "n ids differ", "different": "different tokenizer"}
@@ -47,7 +48,7 @@ _CAN = {
 
 @app.command(help=HELP)
 def command(
-    target: Annotated[str, typer.Argument(help="Target model: hf:FOLDER, toy:SEED, or a folder.")],
+    target: Annotated[str, typer.Argument(help="Target model: native:FOLDER, hf:FOLDER, toy:SEED, or a folder (hf:).")],
     draft: Annotated[str | None, typer.Argument(help="Draft model, or a drafter such as early-exit:layer=8.")] = None,
     device: Device = "cpu",
     dtype: Dtype = "auto",

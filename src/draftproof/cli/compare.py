@@ -111,12 +111,15 @@ class Cost:
     target    time of its target call / time of a plain one (medians)
     step      time of the whole step / time of a whole plain one (medians)
     brought   tokens it committed, on average; it pays when this is more than `step`
+    drafted   steps with a draft, of `steps` in all
     """
 
     verified: float
     target: float
     step: float
     brought: float
+    drafted: int
+    steps: int
 
     @classmethod
     def of(cls, comparisons: Sequence[Comparison]) -> Cost | None:
@@ -131,6 +134,8 @@ class Cost:
             target=ratio(median(s.timing.target for s in drafted), median(s.timing.target for s in plain)),
             step=ratio(median(total(s.timing) for s in drafted), median(total(s.timing) for s in plain)),
             brought=ratio(stats.tokens, stats.steps),
+            drafted=len(drafted),
+            steps=sum(c.speculative.result.stats.steps for c in comparisons),
         )
 
 
@@ -168,9 +173,10 @@ def summary(comparisons: Sequence[Comparison]) -> list[str]:
     faster = factor > 1
     head = f"Speculation was {'' if faster else 'not faster here: '}{factor:.2f} times as fast as plain decoding"
     sentences = [
-        f"{head}{' here' if faster else ''}. A drafted step verified {cost.verified:.1f} tokens, took"
-        f" {cost.step:.2f} times as long as a plain step (its target call {cost.target:.2f} times) and brought"
-        f" {cost.brought:.2f} tokens; it pays where it brings more tokens than it costs plain steps."
+        f"{head}{' here' if faster else ''}. {cost.drafted} of {cost.steps} steps had a draft."
+        f" Such a step verified {cost.verified:.1f} tokens, took {cost.step:.2f} times as long as a plain step"
+        f" (its target call {cost.target:.2f} times) and brought {cost.brought:.2f} tokens; it pays where it brings"
+        " more tokens than it costs plain steps."
     ]
     slower = [c.category for c in comparisons if c.speedup <= 1]
     if faster and slower:

@@ -43,7 +43,8 @@ class ModelOptions:
     """What runs, and where."""
 
     target: Annotated[
-        str, _model(metavar="SPEC", help="Target model: hf:FOLDER or toy:SEED; without it the demo's model.")
+        str,
+        _model(metavar="SPEC", help="Target model: native:FOLDER, hf:FOLDER or toy:SEED; without it the demo's model."),
     ] = ""
     drafter: Annotated[
         str, _model(metavar="SPEC", help="null, ngram, model:hf:FOLDER, early-exit:layer=N; see draftproof list.")
