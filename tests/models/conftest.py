@@ -1,4 +1,4 @@
-"""Checkpoints that several tests read."""
+"""Models and checkpoints that several tests read."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from models import native_models
+from models.hf_models import FAMILIES, Pair, pair_of
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +16,15 @@ def native_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for family in native_models.FAMILIES:
         native_models.make(family, root / family)
     return {family: root / family for family in native_models.FAMILIES}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def pair(request: pytest.FixtureRequest) -> Pair:
+    """A transformers model of each family and ours on its weights."""
+    return pair_of(request.param)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Pair:
+    """The Llama pair alone."""
+    return pair_of("llama")

@@ -10,7 +10,6 @@ import pytest
 import torch
 from models.hf_models import (
     CLOSE,
-    FAMILIES,
     LONG,
     VOCABULARY,
     WINDOW,
@@ -32,19 +31,9 @@ from draftproof.models.hf_cache import SPARE, HfCache
 from draftproof.types import Segment
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def pair(request: pytest.FixtureRequest) -> Pair:
-    return pair_of(request.param)
-
-
 @pytest.fixture(scope="module", params=WINDOWED)
 def windowed(request: pytest.FixtureRequest) -> Pair:
     return pair_of(request.param)
-
-
-@pytest.fixture(scope="module")
-def llama() -> Pair:
-    return pair_of("llama")
 
 
 @pytest.mark.parametrize("path", [(), (0,), (0, 2), (1, 3, 5)])

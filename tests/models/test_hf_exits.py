@@ -9,14 +9,12 @@ import pytest
 import torch
 from models.hf_models import (
     CLOSE,
-    FAMILIES,
     Pair,
     assert_same_cache,
     branch,
     build,
     feed,
     largest,
-    pair_of,
     plain,
     straight,
     tokens,
@@ -25,16 +23,6 @@ from torch import Tensor
 
 from draftproof import tree
 from draftproof.models.hf import HfModel
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def pair(request: pytest.FixtureRequest) -> Pair:
-    return pair_of(request.param)
-
-
-@pytest.fixture(scope="module")
-def llama() -> Pair:
-    return pair_of("llama")
 
 
 @torch.no_grad()
