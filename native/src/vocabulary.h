@@ -31,12 +31,15 @@ inline void store_part(float* p, int left, V16 v) {
 
 // The largest score; NaN where one is NaN or infinite, or where all are -infinity.
 inline float top_score(const float* scores, int n) {
-  V16 best = splat(-__builtin_inff());
-  int bad = 0;
-  for (int i = 0; i < n; ++i) bad |= !(scores[i] <= 3.4028234e38f);
-  for (int i = 0; i < n; i += kLanes) best = max(best, load_part(scores + i, n - i, -__builtin_inff()));
-  const float top = lane_max(best);
-  return bad || top == -__builtin_inff() ? __builtin_nanf("") : top;
+  const V16 lowest = splat(-__builtin_inff()), limit = splat(__builtin_inff()), one = splat(1.0f);
+  V16 best = lowest, usable = splat(0.0f);  // NaN and infinity are not below the limit, so they are not counted
+  for (int i = 0; i < n; i += kLanes) {
+    const V16 x = load_part(scores + i, n - i, -__builtin_inff());
+    best = max(best, x);
+    usable = usable + keep_above(one, limit, x);
+  }
+  const float top = lane_max(best), lanes = static_cast<float>((n + kLanes - 1) / kLanes * kLanes);
+  return lane_sum(usable) != lanes || top == -__builtin_inff() ? __builtin_nanf("") : top;
 }
 
 inline void probabilities(const float* scores, int n, float inverse_temperature, float* out) {
