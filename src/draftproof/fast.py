@@ -66,7 +66,7 @@ def outcomes(rule: Rule, proposal: Proposal, target_probs: Tensor) -> Outcomes:
 
 
 class Chosen:
-    """Every token chosen: all ratio rules agree, and only single probabilities are read (algorithms 1.0, finding 2)."""
+    """Every token chosen: all ratio rules agree, and only single probabilities are read."""
 
     def __init__(self, proposal: Proposal, target_probs: Tensor) -> None:
         self._proposal, self._rows = proposal, target_probs
