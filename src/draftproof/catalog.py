@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from draftproof import specs
-from draftproof.backends import Loaded as Loaded
 from draftproof.backends import ON_CPU, Options, load_hf_folder, load_native_folder, load_toy
+from draftproof.backends import Loaded as Loaded
 from draftproof.backends import Place as Place
 from draftproof.contracts import Drafter, Rule
 from draftproof.engine import Engine
