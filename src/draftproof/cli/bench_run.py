@@ -27,8 +27,8 @@ _COST_REPEATS, _COST_SIZES = 9, 16
 HELP = """Speculation against plain decoding on natural prompts, by category.
 
 The null drafter first, then each --drafter: all answer every prompt --repeats times, in turn. Speed-up is wall time \
-plain / wall time speculative, with a 95 % interval. Beside it: where the time went, what was accepted, and the speed-up \
-that theory predicts from acceptance, the cost of drafting and that of a verification, all measured in the same run.
+plain / wall time speculative, with a 95 % interval. Beside it: where the time went, what was accepted, and the \
+speed-up that theory predicts from acceptance, the cost of drafting and that of a verification, all of the same run.
 """
 
 

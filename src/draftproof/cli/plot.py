@@ -28,8 +28,11 @@ def command(
     """Read all, then draw, then name the figures."""
     from draftproof.bench.results import read
     from draftproof.cli import show
+    from draftproof.types import InputError
 
     reports = {Path(file): read(file) for file in files}
+    if output and len({file.stem for file in reports}) < len(reports):
+        raise InputError("two files have the same name, so their figures would have: draw them one by one.")
     made = []
     with show.busy("drawing"):
         for file, report in reports.items():

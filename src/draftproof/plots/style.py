@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def spread(heights: Sequence[float], least: float) -> list[float]:
     """Heights for labels that want to stand at these, at least so far apart, in the same order."""
     order = sorted(range(len(heights)), key=lambda i: heights[i])
     placed = list(heights)
-    for below, above in zip(order, order[1:], strict=False):
+    for below, above in pairwise(order):
         placed[above] = max(placed[above], placed[below] + least)
     # Half of what the stack has grown goes back, so that it stays around the lines it names.
     shift = (sum(placed) - sum(heights)) / len(heights) if heights else 0.0
