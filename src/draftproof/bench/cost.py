@@ -18,6 +18,7 @@ from draftproof.types import InputError, chain
 
 _READ_BYTES = 1 << 29
 _READS = 3
+_TRIALS = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +148,24 @@ def measure(
     finally:
         torch.set_num_threads(before)
     return curves, bandwidth
+
+
+def best_threads(model: Model, most: int) -> int:
+    """1 or `most`: PyTorch's threads with which a call over one token is quicker.
+
+    Stock kernels wait for all threads at every barrier, so a small model on a busy machine is quicker with one.
+    """
+    before, probe = torch.get_num_threads(), Probe(model, 32, 1)
+    times: dict[int, list[float]] = {1: [], most: []}
+    try:
+        for _ in range(_TRIALS):
+            for count, taken in times.items():
+                torch.set_num_threads(count)
+                probe.seconds(1)
+                taken.append(probe.seconds(1))
+    finally:
+        torch.set_num_threads(before)
+    return min(times, key=lambda count: median(times[count]))
 
 
 class Reader:

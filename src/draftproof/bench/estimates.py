@@ -67,5 +67,5 @@ def _resampled(prompts: Ratios, random: np.random.Generator) -> Any:
 
 
 def _estimate(value: float, drawn: Any) -> Estimate:
-    low, high = np.percentile(drawn, [_LOW, _HIGH])
-    return Estimate(value, float(low), float(high))
+    low, high = map(float, np.percentile(drawn, [_LOW, _HIGH]))
+    return Estimate(value, min(low, value), max(high, value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from draftproof.bench.cost import Contender
     from draftproof.catalog import Place
+    from draftproof.contracts import Model
 
 # One line a paragraph: typer keeps the line ends of a docstring.
 HELP = """Time a target call over 1 ... 16 tokens, for one or more models side by side.
@@ -52,21 +54,33 @@ def command(
 
 
 def load(specs: Sequence[str], place: Place) -> list[Contender]:
-    """The models under their names. Models without threads of their own get PyTorch's, as they were before."""
+    """The models under their names, told apart by a number where two have the same."""
     import torch
 
     from draftproof.bench.cost import Contender
     from draftproof.cli.setup import load_target
 
-    shared = torch.get_num_threads()
-    made: list[Contender] = []
+    shared, seen = torch.get_num_threads(), Counter[str]()
+    made = []
     for spec in specs:
         model = load_target(spec, place).model
-        own: int | None = getattr(model, "threads", None)
-        name = short(model.name)
-        name += f" ({1 + taken})" if (taken := sum(one.name.split(" (")[0] == name for one in made)) else ""
-        made.append(Contender(name, model, own or shared, 1 if own else shared))
+        name = short(spec or model.name)
+        seen[name] += 1
+        threads, own = torch_threads(model, place, shared), getattr(model, "threads", None)
+        made.append(Contender(name if seen[name] == 1 else f"{name} ({seen[name]})", model, own or threads, threads))
     return made
+
+
+def torch_threads(model: Model, place: Place, most: int) -> int:
+    """PyTorch's threads while this model runs: one beside threads of its own, else those asked for, else the better
+    of one and `most`."""
+    from draftproof.bench.cost import best_threads
+
+    if getattr(model, "threads", None) is not None:
+        return 1
+    if place.threads is not None or most == 1 or model.device.type != "cpu":
+        return place.threads or most
+    return best_threads(model, most)
 
 
 def short(name: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftproof.cli.bench_cost import short
+from draftproof.cli.bench_cost import short, torch_threads
 from draftproof.cli.benching import PromptOptions, ReportOptions, RunOptions
 from draftproof.cli.options import Device, Dtype, Threads, grouped
 
@@ -52,13 +52,17 @@ class MethodOptions:
 def command(models: MethodOptions, texts: PromptOptions, runs: RunOptions, output: ReportOptions) -> None:
     """Load, measure, compute, tell."""
     output.check()
+    import torch
+
     from draftproof.bench.compare import Plan
     from draftproof.bench.provenance import provenance
     from draftproof.bench.report import report
     from draftproof.cli import bench_tables, benching, setup
 
     place, origin = setup.settle(models.device, models.dtype, models.threads), provenance()
+    most = torch.get_num_threads()
     target = setup.load_target(models.target, place)
+    torch.set_num_threads(torch_threads(target.model, place, most))
     methods = engines(target, models, place)
     plan = Plan(runs.max_tokens, runs.repeats, runs.seed)
     limit = target.model.max_context

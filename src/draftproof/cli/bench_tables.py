@@ -12,6 +12,7 @@ from draftproof.cli import show
 from draftproof.types import Timing
 
 _POSITIONS = 10
+_TELLING = ("2", "4", "6", "8", "12", "16")
 Report = Mapping[str, Any]
 
 
@@ -34,7 +35,8 @@ class Sheet:
 
 def show_cost(report: Report, markdown: bool, color: bool | None = None) -> None:
     """A table a context, and how near the models are to the memory's bandwidth."""
-    _print(cost_sheets(report), list(map(_reach, report["models"])), markdown, color)
+    sentences = [_reach(model) for model in report["models"]]
+    _print(cost_sheets(report, numbered=not markdown), sentences, markdown, color)
 
 
 def show_run(report: Report, markdown: bool, color: bool | None = None) -> None:
@@ -42,17 +44,35 @@ def show_run(report: Report, markdown: bool, color: bool | None = None) -> None:
     _print(run_sheets(report), report["notes"], markdown, color)
 
 
-def cost_sheets(report: Report) -> list[Sheet]:
-    """A table a context: rows are numbers of tokens, columns the models."""
+def cost_sheets(report: Report, numbered: bool = False) -> list[Sheet]:
+    """All models side by side, then a table a model. numbered: numbers stand for their names, which are long."""
     models = report["models"]
-    heads = [f">{one['name'].replace(',', chr(10))}\n{what}" for one in models for what in ("ms", "least", "ratio")]
-    sheets = []
-    for context in models[0]["by_context"]:
-        curves = [one["by_context"][context] for one in models]
-        rows = [(k, *(cell for curve in curves for cell in _timed(curve, k))) for k in curves[0]["tokens"]]
-        title = f"A target call behind {context} tokens: median and least of {report['repeats']}, ratio to one token"
-        sheets.append(Sheet(title, (">tokens", *heads), tuple(rows)))
-    return sheets
+    labels = [str(n) for n in range(1, len(models) + 1)] if numbered else [one["name"] for one in models]
+    titles = [f"{label}: {one['name']}" if numbered else label for label, one in zip(labels, models, strict=True)]
+    curves = [_curves(one, title, report["repeats"]) for one, title in zip(models, titles, strict=True)]
+    return [_side_by_side(report, labels), *curves]
+
+
+def _side_by_side(report: Report, labels: Sequence[str]) -> Sheet:
+    """A row a model and context; of many call sizes those that tell most."""
+    counts = list(report["models"][0]["tokens"])
+    chosen = [k for k in counts if k != "1"]
+    chosen = chosen if len(chosen) <= len(_TELLING) else [k for k in chosen if k in _TELLING]
+    rows = []
+    for label, model in zip(labels, report["models"], strict=True):
+        for context, curve in model["by_context"].items():
+            ratios = (_fixed(curve["ratio"][k]) for k in chosen)
+            speed = (_fixed(curve["achieved_gb_s"], 1), _share(curve["bandwidth_share"]))
+            rows.append((label, context, f"{1e3 * curve['tokens']['1']:.1f}", *ratios, *speed))
+    heads = (">behind", ">ms, one\ntoken", *(f">{k}" for k in chosen), ">GB/s", ">of the\nmemory's")
+    return Sheet("Target calls: time over one token, and ratio to it over more", ("model", *heads), tuple(rows))
+
+
+def _curves(model: Report, title: str, repeats: int) -> Sheet:
+    contexts = model["by_context"]
+    heads = [f">{what}" for context in contexts for what in (f"behind\n{context}: ms", "least\nms", "ratio")]
+    rows = [(k, *(cell for curve in contexts.values() for cell in _timed(curve, k))) for k in model["tokens"]]
+    return Sheet(f"{title}, median and least of {repeats}", (">tokens", *heads), tuple(rows))
 
 
 def run_sheets(report: Report) -> list[Sheet]:
@@ -168,6 +188,10 @@ def _reach(model: Report) -> str:
         return f"{name}: the size of its weights is not known; {memory}."
     share = show.percent(model["bandwidth_share"])
     return f"{name}: weights at {model['achieved_gb_s']:.1f} GB/s over one token, {share} of {memory}."
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else show.percent(value)
 
 
 def _timed(curve: Report, k: str) -> tuple[str, str, str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +81,15 @@ def save(made: Any, folder: Path, stem: str) -> list[Path]:
     return files
 
 
-def spread(heights: Sequence[float], least: float) -> list[float]:
-    """Heights for labels that want to stand at these, at least so far apart, in the same order."""
-    order = sorted(range(len(heights)), key=lambda i: heights[i])
-    placed = list(heights)
-    for below, above in pairwise(order):
-        placed[above] = max(placed[above], placed[below] + least)
-    # Half of what the stack has grown goes back, so that it stays around the lines it names.
-    shift = (sum(placed) - sum(heights)) / len(heights) if heights else 0.0
-    return [height - shift for height in placed]
+def key(label: str, **look: Any) -> Any:
+    """An entry of a legend."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], label=label, **look)
+
+
+def no_ticks() -> Any:
+    """A locator that finds nothing."""
+    from matplotlib.ticker import NullLocator
+
+    return NullLocator()
