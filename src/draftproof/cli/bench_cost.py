@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from draftproof.catalog import Place
     from draftproof.contracts import Model
 
+_DIGITS = 7
 # One line a paragraph: typer keeps the line ends of a docstring.
 HELP = """Time a target call over 1 ... 16 tokens, for one or more models side by side.
 
@@ -92,17 +93,18 @@ def short(name: str) -> str:
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
     """`1-4,8` -> 1, 2, 3, 4, 8."""
+    from draftproof.files import shortened
     from draftproof.types import InputError
 
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or len(part) > 16:
-            raise InputError(f"{option} takes whole numbers and ranges such as 1-8,12,16, not {part.strip()!r}.")
-        found += range(int(first), int(last or first) + 1)
-    if not found or min(found) < 1 or max(found) > _MOST:
-        raise InputError(f"{option} takes numbers between 1 and {_MOST:,}, not {text}.")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise InputError(f"{option} takes whole numbers and ranges such as 1-8,12,16, not {shortened(text)!r}.")
+        ends = [int(end[:_DIGITS]) for end in (first, last or first)]
+        if not 1 <= ends[0] <= ends[1] < 10 ** (_DIGITS - 1):
+            raise InputError(
+                f"{option} takes numbers between 1 and {10 ** (_DIGITS - 1) - 1:,}, not {shortened(text)}."
+            )
+        found += range(ends[0], ends[1] + 1)
     return tuple(dict.fromkeys(found))
-
-
-_MOST = 1_000_000
