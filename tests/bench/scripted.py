@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from draftproof.bench.compare import Item, Measured, Plan, Record, Round, measure
+from draftproof.bench.compare import Item, Measured, Plan, Record, Trial, measure
 from draftproof.bench.methods import Answer
 from draftproof.bench.report import report
 
@@ -38,15 +38,15 @@ def answered(seconds: float, tokens: Sequence[int] = (1, 2, 3, 4), first: float 
     return Answer(tuple(tokens), seconds, first)
 
 
-def rounds(prompts: Sequence[Item], repeats: int, **answers: Answer) -> Measured:
+def trials(prompts: Sequence[Item], repeats: int, **answers: Answer) -> Measured:
     """Every prompt answered so, every time."""
     records = {name: Record.of(answer) for name, answer in answers.items()}
-    return Measured(tuple(Round(item, records) for _ in range(repeats) for item in prompts))
+    return Measured(tuple(Trial(item, records) for _ in range(repeats) for item in prompts))
 
 
 def reported(prompts: Sequence[Item], repeats: int = 5, **answers: Answer) -> dict[str, Any]:
     """The report of these; the first is the baseline."""
-    return report(rounds(prompts, repeats, **answers), list(answers))
+    return report(trials(prompts, repeats, **answers), list(answers))
 
 
 def measured(prompts: Sequence[Item], repeats: int, **answers: Callable[[Sequence[int], int], Answer]) -> Measured:

@@ -42,8 +42,8 @@ def test_methods_answer_prompt_by_prompt_and_a_pass_is_over_before_the_next() ->
         assert {name for name, _ in group} == {"m0", "m1", "m2"} and len({prompt for _, prompt in group}) == 1
     starts = {tuple(name for name, _ in group) for group in behind}
     assert len(starts) > 3, "the order changes"
-    assert len(made.rounds) == 12 and not made.interrupted
-    assert [len(rounds) for rounds in made.by_prompt().values()] == [4, 4, 4]
+    assert len(made.trials) == 12 and not made.interrupted
+    assert [len(trials) for trials in made.by_prompt().values()] == [4, 4, 4]
 
 
 def test_the_first_answer_of_a_method_is_dropped() -> None:
@@ -51,11 +51,11 @@ def test_the_first_answer_of_a_method_is_dropped() -> None:
         return answered(99.0 if call == 0 else 1.0)
 
     made = measure([Scripted("m", [], slow_at_first)], items(chat=2), Plan(repeats=2))
-    assert [one.records["m"].seconds for one in made.rounds] == [1.0] * 4
+    assert [one.records["m"].seconds for one in made.trials] == [1.0] * 4
 
 
 @pytest.mark.parametrize("calls", [0, 1, 3, 4, 7])
-def test_ctrl_c_keeps_the_complete_rounds(calls: int) -> None:
+def test_ctrl_c_keeps_the_complete_trials(calls: int) -> None:
     def stopping(prompt: Sequence[int], call: int) -> Answer:
         if call == calls:
             raise KeyboardInterrupt
@@ -64,8 +64,8 @@ def test_ctrl_c_keeps_the_complete_rounds(calls: int) -> None:
     progress: list[int] = []
     methods = [Scripted("plain", [], lambda prompt, call: answered(1.0)), Scripted("other", [], stopping)]
     made = measure(methods, items(chat=3), Plan(repeats=3), progress.append)
-    assert made.interrupted and len(made.rounds) == max(0, calls - 1) == len(progress)
-    assert all(set(one.records) == {"plain", "other"} for one in made.rounds)
+    assert made.interrupted and len(made.trials) == max(0, calls - 1) == max(progress)
+    assert all(set(one.records) == {"plain", "other"} for one in made.trials)
 
 
 def test_a_record_keeps_what_its_steps_say() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -113,10 +114,42 @@ def test_ctrl_c_reports_what_is_complete(call: Call, monkeypatch: pytest.MonkeyP
     report = json.loads(file.read_text())
     assert done.code == 130 and report["interrupted"] and report == done.json
     assert [len(one["methods"]["null"]["seconds"]) for one in report["answers"]] == [2, 2, 1, 1, 1]
-    assert any("7 of 10 rounds" in note for note in report["notes"]) and report["cost"] is None
+    assert any("7 of 10 trials" in note for note in report["notes"]) and report["cost"] is None
     calls[:] = [1] * 16
     nothing = call("bench", "run", *TOY, *EXIT, *SMALL, "--output", str(tmp_path / "none.json"))
     assert (nothing.code, nothing.out) == (130, "") and not (tmp_path / "none.json").exists()
+
+
+def test_ctrl_c_behind_the_last_trial_loses_nothing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupting(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cost, "measure", interrupting)
+    done = call("bench", "run", *TOY, *EXIT, *SMALL, "--json")
+    assert done.code == 130 and done.json["interrupted"] and done.json["cost"] is None
+    assert "10 of 10 trials" in done.json["notes"][0] and len(done.json["answers"]) == 5
+
+
+def keys(value: Any) -> set[str]:
+    """The fields of a report; entries under names of methods, categories and numbers are looked into."""
+    if isinstance(value, list):
+        return set().union(*map(keys, value)) if value else set()
+    if not isinstance(value, dict):
+        return set()
+    return set(value).union(*map(keys, value.values()))
+
+
+def test_the_catalogue_of_fields_is_complete(call: Call) -> None:
+    catalogue = (Path(__file__).resolve().parents[2] / "results" / "README.md").read_text(encoding="utf-8")
+    words = set(re.findall(r"`[^`]+`", catalogue))
+    run = call("bench", "run", *TOY, *EXIT, *SMALL, "--json").json
+    for report in (run, call("bench", "cost", "toy:1", *COST, "--json").json):
+        names = {*report.get("categories", ()), *(one["name"] for one in report.get("methods", ()))}
+        for one in (report, *report.get("methods", ())):
+            one["provenance"] = {**report["provenance"], "versions": {}}
+            one["speculation"] = None
+        fields = {key for key in keys(report) - names if not key[0].isdigit()}
+        assert not {key for key in fields if not {f"`{key}`", f"`{key}[]`"} & words}
 
 
 def test_cost_in_json_has_its_fields(call: Call) -> None:

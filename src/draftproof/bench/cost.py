@@ -135,6 +135,7 @@ def measure(
     try:
         probes = {one.name: [Probe(one.model, c, max(plan.tokens)) for c in plan.contexts] for one in contenders}
         readers = {place: Reader(*place) for place in map(_place, contenders)}
+        progress(0)
         for repeat in range(plan.repeats):
             for place, reader in readers.items():
                 bandwidth.reads.setdefault(place, []).append(reader.speed())

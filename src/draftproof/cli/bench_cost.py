@@ -30,7 +30,7 @@ once is put beside the memory bandwidth, which is measured in the same run.
 def command(
     output: ReportOptions,
     models: Annotated[
-        list[str] | None, typer.Argument(metavar="[MODEL]...", help="native:FOLDER, hf:FOLDER; without one the demo's.")
+        list[str] | None, typer.Argument(metavar="MODEL", help="native:FOLDER, hf:FOLDER; without one the demo's.")
     ] = None,
     tokens: Annotated[str, typer.Option(metavar="LIST", help="Tokens of a call, such as 1-8,12,16.")] = "1-16",
     contexts: Annotated[str, typer.Option(metavar="LIST", help="Context lengths before it.")] = "100,1000",
@@ -50,7 +50,8 @@ def command(
     contenders = load(models or [""], setup.settle(device, dtype, threads))
     with show.Bar("timing target calls", plan.size * len(contenders)) as bar:
         curves, bandwidth = cost.measure(contenders, plan, bar.update)
-    report = {"kind": "cost", "repeats": repeats, **cost.report(contenders, curves, bandwidth), "provenance": origin}
+    report = {"kind": "cost", "repeats": repeats, **cost.report(contenders, curves, bandwidth)}
+    report |= {"notes": benching.busy(origin), "provenance": origin}
     benching.deliver(report, output, lambda: bench_tables.show_cost(report, output.markdown, output.color))
 
 

@@ -35,7 +35,7 @@ class Sheet:
 
 def show_cost(report: Report, markdown: bool, color: bool | None = None) -> None:
     """A table a context, and how near the models are to the memory's bandwidth."""
-    sentences = [_reach(model) for model in report["models"]]
+    sentences = [*map(_reach, report["models"]), *report["notes"]]
     _print(cost_sheets(report, numbered=not markdown), sentences, markdown, color)
 
 
