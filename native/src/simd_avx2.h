@@ -31,6 +31,15 @@ inline V16 keep_above(V16 value, V16 x, V16 limit) {
   return {_mm256_and_ps(value.lo, _mm256_cmp_ps(x.lo, limit.lo, _CMP_GT_OQ)),
           _mm256_and_ps(value.hi, _mm256_cmp_ps(x.hi, limit.hi, _CMP_GT_OQ))};
 }
+// value where x >= limit, else zero; is that so anywhere?
+inline V16 keep_from(V16 value, V16 x, V16 limit) {
+  return {_mm256_and_ps(value.lo, _mm256_cmp_ps(x.lo, limit.lo, _CMP_GE_OQ)),
+          _mm256_and_ps(value.hi, _mm256_cmp_ps(x.hi, limit.hi, _CMP_GE_OQ))};
+}
+inline bool any_from(V16 x, V16 limit) {
+  return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(x.lo, limit.lo, _CMP_GE_OQ),
+                                         _mm256_cmp_ps(x.hi, limit.hi, _CMP_GE_OQ))) != 0;
+}
 inline V16 fma(V16 a, V16 b, V16 c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
 
 inline __m256 exponent_half(__m256 x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 23)); }

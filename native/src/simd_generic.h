@@ -52,6 +52,14 @@ inline V16 min(V16 a, V16 b) { DRAFTPROOF_EACH(V16, a.q[i] < b.q[i] ? a.q[i] : b
 inline V16 keep_above(V16 value, V16 x, V16 limit) {
   DRAFTPROOF_EACH(V16, (Float4)((Int4)value.q[i] & (Int4)(x.q[i] > limit.q[i])));
 }
+// value where x >= limit, else zero; is that so anywhere?
+inline V16 keep_from(V16 value, V16 x, V16 limit) {
+  DRAFTPROOF_EACH(V16, (Float4)((Int4)value.q[i] & (Int4)(x.q[i] >= limit.q[i])));
+}
+inline bool any_from(V16 x, V16 limit) {
+  const Int4 found = (x.q[0] >= limit.q[0]) | (x.q[1] >= limit.q[1]) | (x.q[2] >= limit.q[2]) | (x.q[3] >= limit.q[3]);
+  return (found[0] | found[1] | found[2] | found[3]) != 0;
+}
 #if defined(__ARM_NEON)
 inline V16 fma(V16 a, V16 b, V16 c) { DRAFTPROOF_EACH(V16, (Float4)vfmaq_f32(c.q[i], a.q[i], b.q[i])); }
 #else
