@@ -33,26 +33,15 @@ inline double mass_from(const float* values, int n, float cut) {
   return mass;
 }
 
-// Copies the entries at or above the cut, then zeros up to a multiple of 8, which is returned; room for n + 16.
-inline int collect(const float* row, int n, float cut, float* kept) {
-  const V16 limit = splat(cut);
+// The values in [low, high), then zeros up to a multiple of 8, which is returned; `to` has room for n + 16 and may be
+// the values themselves.
+inline int select(const float* values, int n, float low, float high, float* to) {
+  const V16 floor = splat(low), ceiling = splat(high);
   int count = 0;
   each_vector(0, n, [&](int i, int left) __attribute__((always_inline)) {
-    if (!any_from(load_part(row + i, left, -1.0f), limit)) return;
-    for (int j = i; j < i + left; ++j) kept[count] = row[j], count += row[j] >= cut;
+    count += pack(to + count, load_part(values + i, left, -1.0f), floor, ceiling);
   });
-  while (count % 8) kept[count++] = 0.0f;
-  return count;
-}
-
-// Moves the values in [low, high) to the front, then zeros up to a multiple of 8, which is returned.
-inline int between(float* values, int n, float low, float high) {
-  int count = 0;
-  for (int i = 0; i < n; ++i) {
-    const float x = values[i];
-    values[count] = x, count += (x >= low) & (x < high);
-  }
-  while (count % 8) values[count++] = 0.0f;
+  while (count % 8) to[count++] = 0.0f;
   return count;
 }
 
@@ -61,15 +50,15 @@ inline int between(float* values, int n, float low, float high) {
 inline float nucleus(const float* row, int n, double top_p, float* kept) {
   std::uint32_t low = bits_of(2.0f), high;
   int count;
-  for (float cut = 1.0f / 16; true; cut = cut < 1e-11f ? 0.0f : cut / 16) {
-    high = low, low = bits_of(cut), count = collect(row, n, cut, kept);
+  for (float cut = 0x1p-12f; true; cut = cut < 1e-11f ? 0.0f : cut / 32) {  // at most 1 / cut values lie above it
+    high = low, low = bits_of(cut), count = select(row, n, cut, 2.0f, kept);
     if (cut == 0.0f || mass_from(kept, count, cut) >= top_p) break;
   }
   double above = 0.0;  // mass of the values that are in `kept` no longer
   for (int halving = 0; high - low > 1; ++halving) {
     if (halving % 3 == 0) {
       above += mass_from(kept, count, float_of(high));
-      count = between(kept, count, float_of(low), float_of(high));
+      count = select(kept, count, float_of(low), float_of(high), kept);
     }
     const std::uint32_t middle = low + (high - low) / 2;
     (above + mass_from(kept, count, float_of(middle)) >= top_p ? low : high) = middle;

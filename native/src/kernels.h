@@ -70,8 +70,9 @@ struct Kernels {
   int (*draw)(const float* row, int n, double u);
   // top-p and min-p in place (filters.h); `room` has space for n + 16 floats.
   void (*filter)(float* row, int n, double top_p, float min_p, float* room);
-  // The winner of the exponential race of a position (race.h), -1 for a row without mass or with NaN.
-  int (*race)(const float* row, const float* gaps, int n, std::uint64_t seed, std::uint64_t position);
+  // The winner of the exponential race of a position (race.h), -1 for a row without mass or with NaN. `gaps` is zero at
+  // first and kept for other rows of the position.
+  int (*race)(const float* row, float* gaps, int n, std::uint64_t seed, std::uint64_t position);
 };
 
 const Kernels& kernels(const char* isa);  // "auto" or a name of `kernel_names`; throws std::invalid_argument

@@ -60,20 +60,7 @@ int draw(Row row, double u) {
   return kernels("auto").draw(row.data(), size_of(row), u);
 }
 
-// 1 - u of every token at a position, in float32; u as in rng.exponentials.
-void gaps(std::uint64_t seed, std::uint64_t position, RowOut out) {
-  const std::size_t size = out.shape(0);
-  float* const to = out.data();
-  const nb::gil_scoped_release released;
-  for (std::size_t i = 0; i < size; i += 4) {
-    const Block block = philox(1 + i / 4, position, seed, 0);
-    for (std::size_t j = 0; j < 4 && i + j < size; ++j)
-      to[i + j] = static_cast<float>((static_cast<double>(static_cast<std::int64_t>(~block.words[j] >> 12)) + 0.5) *
-                                     0x1p-52);
-  }
-}
-
-int race(Row row, Row gaps, std::uint64_t seed, std::uint64_t position) {
+int race(Row row, RowOut gaps, std::uint64_t seed, std::uint64_t position) {
   require(row.shape(0) == gaps.shape(0));
   return kernels("auto").race(row.data(), gaps.data(), size_of(row), seed, position);
 }
@@ -90,7 +77,6 @@ void bind_vocabulary(nb::module_& m) {
   m.def("residual", &residual, "p"_a, "q"_a, "scale"_a, "out"_a);
   m.def("compare", &compare, "p"_a, "q"_a, "scale"_a);
   m.def("draw", &draw, "row"_a, "u"_a);
-  m.def("gaps", &gaps, "seed"_a, "position"_a, "out"_a);
   m.def("race", &race, "row"_a, "gaps"_a, "seed"_a, "position"_a);
   m.def("uniform", &uniform, "seed"_a, "position"_a, "use"_a, "index"_a);
 }

@@ -74,13 +74,9 @@ def uniform(seed: int, position: int, use: int, index: int) -> float:
     return float(_compiled().uniform(seed, position, use, index))
 
 
-def gaps(seed: int, position: int, size: int) -> Floats:
-    """[size] 1 - u for the uniforms u of `rng.exponentials`: all of the noise that `race` reads for most tokens."""
-    out = np.empty(size, np.float32)
-    _compiled().gaps(seed, position, out)
-    return out
+def race(row: Floats, gaps: Floats, seed: int, position: int) -> int:
+    """`rng.PhiloxSource.ranked` for the best token of row [V], -1 for a row without mass or with NaN.
 
-
-def race(row: Floats, noise: Floats, seed: int, position: int) -> int:
-    """`rng.PhiloxSource.ranked` for the best token of row [V]; noise: the `gaps` of the position. -1: no mass, NaN."""
-    return int(_compiled().race(row, noise, seed, position))
+    gaps [V]: zeros before the first row of this position, then what the call has put there.
+    """
+    return int(_compiled().race(row, gaps, seed, position))

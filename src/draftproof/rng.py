@@ -103,7 +103,7 @@ class PhiloxSource:
         """`ranked` for the best token, compiled; -1 for a row without mass or with NaN."""
         gaps = self._gaps.get(position)
         if gaps is None or len(gaps) != len(row):
-            gaps = kernels.gaps(self.seed, position, len(row))
+            gaps = np.zeros(len(row), np.float32)
             _keep(self._gaps, position, gaps)
         return kernels.race(row, gaps, self.seed, position)
 

@@ -5,13 +5,16 @@ The law is that of `children.Growing`, which also grows trees and works on devic
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from draftproof import kernels
 from draftproof.contracts import Ask, Key
 from draftproof.on_cpu import filters_of
-from draftproof.rng import PhiloxSource, best
+from draftproof.rng import PhiloxSource
 from draftproof.sampling import proper
 from draftproof.types import Proposal
 
@@ -21,36 +24,40 @@ class GrowingChain:
 
     def __init__(self, ask: Ask, levels: int, by_score: bool) -> None:
         """by_score: the token of the best score is chosen, and no rows are reported."""
-        self.proposal = Proposal(torch.empty(0, dtype=torch.int64), ())
         self.done = levels == 0
         self._ask, self._levels, self._by_score = ask, levels, by_score
-        self._tokens = torch.empty(levels, dtype=torch.int64)
-        self._rows: Tensor | None = None
+        self._ids = np.empty(levels, np.int64)
+        self._tokens = torch.from_numpy(self._ids)
+        self._rows: Any = None
+        self.proposal = Proposal(self._tokens[:0], ())
 
     def grow(self, logits: Tensor) -> None:
         """Add a token; logits [1, V] behind the last one. The chain ends where no token may follow."""
         ask, level = self._ask, len(self.proposal)
         scores = ask.policy.scores(logits, ask.context, self.proposal, [level - 1])
-        token = int(best(scores)[0]) if self._by_score else self._drawn(scores, level)
-        if token >= 0 and float(scores[0, token]) > float("-inf"):
-            self._tokens[level] = token
+        numbers = scores.numpy()[0]
+        token = int(numbers.argmax()) if self._by_score else self._drawn(scores, level)
+        if token < 0 or not numbers[token] > float("-inf"):
+            self.done = True
+        else:
+            self._ids[level] = token
             level += 1
-        self.done = level == self._levels or level == len(self.proposal)
-        probs = self._rows[:level] if self.done and self._rows is not None and level else None
-        self.proposal = Proposal(self._tokens[:level], tuple(range(-1, level - 1)), probs, ask.coupled)
+            self.done = level == self._levels
+        rows = torch.from_numpy(self._rows[:level]) if self.done and level and not self._by_score else None
+        self.proposal = Proposal(self._tokens[:level], tuple(range(-1, level - 1)), rows, ask.coupled)
 
     def _drawn(self, scores: Tensor, level: int) -> int:
         """A token of the row of these scores, which is kept; -1 for a row that none can be taken of."""
-        ask = self._ask
+        ask, at = self._ask, len(self._ask.context)
         if self._rows is None:
-            self._rows = scores.new_empty(self._levels, scores.shape[1])
-        filters, row = filters_of(ask.policy, scores), self._rows[level]
-        if filters is None:
-            row.copy_(proper(ask.policy.probabilities(scores))[0])
-        else:
-            kernels.distributions(scores.numpy(), filters, self._rows[level : level + 1].numpy())
-        at, key = len(ask.context), Key(len(ask.context), "draft", level)
+            numbers = scores.numpy()
+            self._rows = np.empty((self._levels, numbers.shape[1]), numbers.dtype)
+        filters, key = filters_of(ask.policy, scores), Key(at, "draft", level)
         if filters is None or type(ask.source) is not PhiloxSource:
+            row = proper(ask.policy.probabilities(scores))[0]
+            self._rows[level] = row.numpy()
             return int(ask.source.ranked(row, 1, at + level)[0] if ask.coupled else ask.source.draw(row, key))
-        numbers = row.numpy()
-        return ask.source.race(numbers, at + level) if ask.coupled else kernels.draw(numbers, ask.source.uniform(key))
+        kernels.distributions(scores.numpy(), filters, self._rows[level : level + 1])
+        if ask.coupled:
+            return ask.source.race(self._rows[level], at + level)
+        return kernels.draw(self._rows[level], ask.source.uniform(key))
