@@ -13,7 +13,7 @@ from draftproof.kernels import Filters
 from draftproof.sampling import Stages, nucleus_by_sort, probabilities
 from draftproof.types import SamplingParams
 
-pytestmark = pytest.mark.skipif(not kernels.usable(torch.zeros(1)), reason="the kernels are not compiled here")
+_kernels = pytest.importorskip("draftproof._kernels", reason="the kernels are not compiled here")
 SIZES = (1, 2, 15, 16, 17, 48, 255, 256, 257, 5000)
 
 
@@ -125,6 +125,29 @@ def test_a_race_that_gets_ever_faster_is_still_the_references() -> None:
 def test_uniforms_are_the_references(seed: int, position: int, use: str, index: int) -> None:
     number = {"draft": 1, "stop": 2, "next": 3}[use]
     assert kernels.uniform(seed, position, number, index) == rng.uniform(seed, position, use, index)
+
+
+@pytest.mark.parametrize("isa", _kernels.isas())
+@pytest.mark.parametrize("size", SIZES)
+def test_every_instruction_set_gives_the_same_answers(isa: str, size: int) -> None:
+    """Rows agree up to a fused multiply-add; winners, whose arithmetic has none, to the bit."""
+    scores, other = random_scores(2, size, size), random_scores(1, size, size + 1)[0]
+    for filters in (Filters(), Filters(0.7, 0.9, 0.01)):
+        expected, made = rows_of(scores, filters), torch.empty_like(scores)
+        _kernels.distributions(scores.numpy(), *filters, made.numpy(), isa)
+        torch.testing.assert_close(made, expected, rtol=1e-5, atol=1e-9)
+    p, q = expected[0].numpy(), torch.softmax(other, 0).numpy()
+    left = np.empty_like(p)
+    _kernels.residual(p, q, 0.7, left, isa)
+    np.testing.assert_array_equal(left, kernels.residual(p, q, 0.7))
+    assert _kernels.compare(p, q, 0.7, isa) == kernels.compare(p, q, 0.7)
+    assert [_kernels.draw(q, u, isa) for u in np.arange(100) / 100] == [
+        kernels.draw(q, u) for u in np.arange(100) / 100
+    ]
+    for position in range(20):
+        mine, best = np.zeros(size, np.float32), np.zeros(size, np.float32)
+        assert _kernels.race(q, mine, 7, position, isa) == kernels.race(q, best, 7, position)
+        np.testing.assert_array_equal(mine, best)
 
 
 def test_what_is_not_theirs() -> None:

@@ -29,9 +29,9 @@ void require(bool right) {
 int size_of(const Row& row) { return static_cast<int>(row.shape(0)); }
 
 // Softmax of scores / temperature, then top-p and min-p; each row by itself.
-void distributions(Rows scores, float temperature, double top_p, float min_p, RowsOut out) {
+void distributions(Rows scores, float temperature, double top_p, float min_p, RowsOut out, const char* isa) {
   require(scores.shape(0) == out.shape(0) && scores.shape(1) == out.shape(1) && temperature > 0.0f);
-  const Kernels& table = kernels("auto");
+  const Kernels& table = kernels(isa);
   const std::size_t rows = scores.shape(0), size = scores.shape(1);
   const bool filtered = size > 0 && (top_p < 1.0 || min_p > 0.0f);
   const nb::gil_scoped_release released;
@@ -43,26 +43,26 @@ void distributions(Rows scores, float temperature, double top_p, float min_p, Ro
   }
 }
 
-double residual(Row p, Row q, float scale, RowOut out) {
+double residual(Row p, Row q, float scale, RowOut out, const char* isa) {
   require(p.shape(0) == q.shape(0) && p.shape(0) == out.shape(0));
-  return kernels("auto").residual(p.data(), q.data(), scale, size_of(p), out.data());
+  return kernels(isa).residual(p.data(), q.data(), scale, size_of(p), out.data());
 }
 
-std::pair<double, double> compare(Row p, Row q, float scale) {
+std::pair<double, double> compare(Row p, Row q, float scale, const char* isa) {
   require(p.shape(0) == q.shape(0));
   std::pair<double, double> sums;
-  kernels("auto").compare(p.data(), q.data(), scale, size_of(p), &sums.first, &sums.second);
+  kernels(isa).compare(p.data(), q.data(), scale, size_of(p), &sums.first, &sums.second);
   return sums;
 }
 
-int draw(Row row, double u) {
+int draw(Row row, double u, const char* isa) {
   require(row.shape(0) > 0 && u >= 0.0 && u < 1.0);
-  return kernels("auto").draw(row.data(), size_of(row), u);
+  return kernels(isa).draw(row.data(), size_of(row), u);
 }
 
-int race(Row row, RowOut gaps, std::uint64_t seed, std::uint64_t position) {
+int race(Row row, RowOut gaps, std::uint64_t seed, std::uint64_t position, const char* isa) {
   require(row.shape(0) == gaps.shape(0));
-  return kernels("auto").race(row.data(), gaps.data(), size_of(row), seed, position);
+  return kernels(isa).race(row.data(), gaps.data(), size_of(row), seed, position);
 }
 
 // As rng.uniform: a number in [0, 1) with 53 random bits.
@@ -73,11 +73,11 @@ double uniform(std::uint64_t seed, std::uint64_t position, std::uint64_t use, st
 }  // namespace
 
 void bind_vocabulary(nb::module_& m) {
-  m.def("distributions", &distributions, "scores"_a, "temperature"_a, "top_p"_a, "min_p"_a, "out"_a);
-  m.def("residual", &residual, "p"_a, "q"_a, "scale"_a, "out"_a);
-  m.def("compare", &compare, "p"_a, "q"_a, "scale"_a);
-  m.def("draw", &draw, "row"_a, "u"_a);
-  m.def("race", &race, "row"_a, "gaps"_a, "seed"_a, "position"_a);
+  m.def("distributions", &distributions, "scores"_a, "temperature"_a, "top_p"_a, "min_p"_a, "out"_a, "isa"_a = "auto");
+  m.def("residual", &residual, "p"_a, "q"_a, "scale"_a, "out"_a, "isa"_a = "auto");
+  m.def("compare", &compare, "p"_a, "q"_a, "scale"_a, "isa"_a = "auto");
+  m.def("draw", &draw, "row"_a, "u"_a, "isa"_a = "auto");
+  m.def("race", &race, "row"_a, "gaps"_a, "seed"_a, "position"_a, "isa"_a = "auto");
   m.def("uniform", &uniform, "seed"_a, "position"_a, "use"_a, "index"_a);
 }
 
