@@ -62,10 +62,17 @@ struct Kernels {
   void (*mix)(const float* weights, int stride, int rows, const float* values, int count, int width, int columns,
               float* out);
   // Rows over the vocabulary (vocabulary.h): softmax of scores / temperature, NaN throughout for a row that has none;
-  // out = (scale * p - q)+ with its mass and the sum of min(p, q); the token at a quantile, -1 for a row without mass.
+  // out = (scale * p - q)+ with its mass; that mass and the sum of min(p, q); the token at a quantile, -1 for a row
+  // without mass.
   void (*probabilities)(const float* scores, int n, float inverse_temperature, float* out);
-  void (*residual)(const float* p, const float* q, float scale, int n, float* out, double* mass, double* overlap);
+  double (*residual)(const float* p, const float* q, float scale, int n, float* out);
+  void (*compare)(const float* p, const float* q, float scale, int n, double* mass, double* overlap);
   int (*draw)(const float* row, int n, double u);
+  // top-p and min-p in place (filters.h); `room` has space for n + 16 floats.
+  void (*filter)(float* row, int n, double top_p, float min_p, float* room);
+  // The winner of the exponential race of a position (race.h), -1 for a row without mass or with NaN. `gaps` is zero at
+  // first and kept for other rows of the position.
+  int (*race)(const float* row, float* gaps, int n, std::uint64_t seed, std::uint64_t position);
 };
 
 const Kernels& kernels(const char* isa);  // "auto" or a name of `kernel_names`; throws std::invalid_argument

@@ -52,11 +52,11 @@ class Session:
         resume = self._shallow + len(self._nodes) if self._grew_from_exit(context, proposal) else 0
         if not resume:
             self.go_back(context)
-        fresh = self._fresh(context)
-        parents = _behind(len(fresh), proposal.parents)
-        segment = Segment(self.cache, torch.cat([fresh, proposal.tokens]), parents, 1 + len(proposal), resume)
+        fresh, parents = self._fresh(context), _behind(len(context) - len(self._linear), proposal.parents)
+        tokens = torch.cat([fresh, proposal.tokens]) if len(proposal) else fresh
+        segment = Segment(self.cache, tokens, parents, 1 + len(proposal), resume)
         self._linear += context[len(self._linear) :]
-        self.fed += len(segment.tokens)
+        self.fed += len(parents)
         self._remember(proposal, 0)
         return segment
 
@@ -72,10 +72,11 @@ class Session:
 
         The earlier nodes must be the same. Behind `plan_exit` the new nodes are shallow too.
         """
-        new = proposal.tokens[len(self._nodes) :]
-        self.fed += 0 if self._shallow else len(new)
+        new = len(proposal) - len(self._nodes)
+        tokens = proposal.tokens[len(self._nodes) :]
+        self.fed += 0 if self._shallow else new
         self._remember(proposal, self._shallow)
-        return Segment(self.cache, new, _behind(self._shallow, proposal.parents), len(new))
+        return Segment(self.cache, tokens, _behind(self._shallow, proposal.parents), new)
 
     def go_back(self, context: Sequence[int]) -> None:
         """Drop what is no prefix of context[:-1]: the last token is always fed, so that a row follows it."""
@@ -136,7 +137,7 @@ def prefill(model: Model, sessions: Sequence[Session], contexts: Sequence[Sequen
 
 def _behind(shift: int, parents: Sequence[int]) -> tuple[int, ...]:
     """Parents of `shift` tokens in a row and of the nodes below the last of them."""
-    return (*range(-1, shift - 1), *(parent + shift for parent in parents))
+    return (*range(-1, shift - 1), *(parent + shift for parent in parents)) if shift else tuple(parents)
 
 
 def _common(cached: Sequence[int], context: Sequence[int], limit: int) -> int:
