@@ -31,8 +31,8 @@ def read_folder(path: str, device: str, dtype: str) -> Any:
         check_sizes(config, folder)
     if (generation := folder / "generation_config.json").exists():
         read_object(generation)
-    _check_weights(folder)
-    return _read_model(folder, config, dtype).to(place).eval()
+    on_grid = _check_weights(folder)
+    return _read_model(folder, config, dtype, on_grid).to(place).eval()
 
 
 def check_device(device: str) -> torch.device:
@@ -52,26 +52,37 @@ def check_device(device: str) -> torch.device:
     return place
 
 
-def _check_weights(folder: Path) -> None:
-    """Every weight file named is there and whole."""
+def _check_weights(folder: Path) -> bool:
+    """Every weight file named is there and whole; are weights on a grid?"""
     from safetensors import safe_open
 
     files = sorted(folder.glob("*.safetensors"))
     check_index(folder, files)
     if not files and not list(folder.glob("pytorch_model*.bin")):
         raise InputError(f"{folder} has no weights: it needs a model.safetensors file.")
+    names: list[str] = []
     for file in files:
-        with refusing(f"{file} is truncated or damaged, so download it again"), safe_open(file, "pt"):
-            pass
+        with refusing(f"{file} is truncated or damaged, so download it again"), safe_open(file, "pt") as opened:
+            names += opened.keys()
+    return any(name.endswith(".codes") for name in names)
 
 
-def _read_model(folder: Path, config: Any, dtype: str) -> Any:
+def _read_model(folder: Path, config: Any, dtype: str, on_grid: bool) -> Any:
+    """With weights on a grid transformers is given their float32 values, in which they are exact."""
     from transformers import AutoModelForCausalLM
 
+    from draftproof.models.native.checkpoint import Checkpoint
+
     with refusing(f"{folder} cannot be loaded"), _matching(folder), _quiet():
-        model, report = AutoModelForCausalLM.from_pretrained(
-            folder,
+        state = None
+        if on_grid:
+            with Checkpoint(folder) as checkpoint:
+                state = dict(checkpoint.dense())
+        kind = _architecture(config, folder) if on_grid else AutoModelForCausalLM
+        model, report = kind.from_pretrained(
+            None if on_grid else folder,
             config=config,
+            state_dict=state,
             dtype="auto" if dtype == "auto" else getattr(torch, dtype),
             local_files_only=True,
             trust_remote_code=False,

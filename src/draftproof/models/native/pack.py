@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from draftproof import _kernels
@@ -26,26 +28,43 @@ def check_formats(weights: str, activations: str) -> None:
 
 
 def pack(weight: Weight, fmt: WeightFormat, arena: _kernels.Arena | None = None) -> _kernels.Matrix:
-    """Panels of a weight [outputs, depth], rounded to the nearest values of the format; int4 keeps a grid as it is.
+    """Panels of a weight [outputs, depth], rounded to the nearest values of the format.
 
-    Matrices packed into one `_kernels.Arena` lie side by side.
+    int4 keeps a grid as it is, int8 one of eight bits. Matrices packed into one `_kernels.Arena` lie side by side.
+    InputError for weights that the format has no room for.
     """
     arena = arena or _kernels.Arena()
-    if fmt == "int4":
-        return pack_int4(weight if isinstance(weight, Grid) else quantise_int4(weight.float()), arena)
+    if isinstance(weight, Grid) and (fmt == "int4" or (fmt == "int8" and weight.minima is None)):
+        return pack_grid(weight, arena)
     tensor = dense(weight)
+    if fmt == "int4":
+        return pack_grid(quantise_int4(tensor.float()), arena)
     if fmt == "f32":
         return arena.pack_f32(tensor.float().contiguous().numpy())
     if fmt == "bf16":
-        return arena.pack_bf16(tensor.to(torch.bfloat16).contiguous().view(torch.uint16).numpy())
+        rounded = tensor.to(torch.bfloat16).contiguous()
+        _check_room(rounded, fmt)
+        return arena.pack_bf16(rounded.view(torch.uint16).numpy())
     codes, scales = quantise_int8(tensor.float())
     return arena.pack_int8(codes.numpy(), scales.numpy())
 
 
-def pack_int4(grid: Grid, arena: _kernels.Arena) -> _kernels.Matrix:
+def pack_grid(grid: Grid, arena: _kernels.Arena) -> _kernels.Matrix:
     """Panels of weights on their grid."""
-    halves = [part.to(torch.float16).contiguous().view(torch.uint16).numpy() for part in (grid.scales, grid.minima)]
-    return arena.pack_int4(grid.codes.contiguous().numpy(), *halves)
+    codes = grid.codes.contiguous().numpy()
+    if grid.minima is None:
+        return arena.pack_int8_groups(codes, _halves(grid.scales))
+    return arena.pack_int4(codes, _halves(grid.scales), _halves(grid.minima))
+
+
+def _halves(values: Tensor) -> NDArray[np.uint16]:
+    bits: NDArray[np.uint16] = values.to(torch.float16).contiguous().view(torch.uint16).numpy()
+    return bits
+
+
+def _check_room(values: Tensor, fmt: str) -> None:
+    if not torch.isfinite(values).all():
+        raise InputError(f"weights={fmt} has no room for weights as large as some here: use weights=f32.")
 
 
 def quantise_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,6 +80,8 @@ def quantise_int4(weight: Tensor) -> Grid:
     groups = weight.view(outputs, depth // GROUP, GROUP)
     minima = groups.amin(dim=2).to(torch.float16)
     scales = ((groups.amax(dim=2) - minima.float()) / 15.0).to(torch.float16)
+    _check_room(minima, "int4")
+    _check_room(scales, "int4")
     steps = scales.float()[:, :, None]
     offsets = groups - minima.float()[:, :, None]
     codes = torch.where(steps > 0, offsets / steps, torch.zeros(())).round().clamp(0, 15)
