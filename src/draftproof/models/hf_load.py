@@ -23,16 +23,21 @@ def read_folder(path: str, device: str, dtype: str) -> Any:
     if dtype not in DTYPES:
         raise InputError(f'dtype must be one of {", ".join(DTYPES)}, not "{dtype}".')
     folder = folder_at(path)
-    config = load_config(folder)
-    with refusing(f"{folder / 'config.json'} cannot be used"):
-        refuse_config(config, path)
-        kind = _architecture(config, folder)
-        refuse_class(kind, path)
-        check_sizes(config, folder)
+    config = usable_config(folder, path)
     if (generation := folder / "generation_config.json").exists():
         read_object(generation)
     on_grid = _check_weights(folder)
     return _read_model(folder, config, dtype, on_grid).to(place).eval()
+
+
+def usable_config(folder: Path, name: str) -> Any:
+    """The transformers configuration of a folder, if a model of its kind can be run."""
+    config = load_config(folder)
+    with refusing(f"{folder / 'config.json'} cannot be used"):
+        refuse_config(config, name)
+        refuse_class(_architecture(config, folder), name)
+        check_sizes(config, folder)
+    return config
 
 
 def check_device(device: str) -> torch.device:

@@ -56,6 +56,17 @@ class Checkpoint:
         """Whether it keeps weights on a grid (`grid.py`)."""
         return any(name.endswith(_CODES) for name in self._files)
 
+    def grid_bits(self, name: str) -> int | None:
+        """4 or 8 for a weight on a grid, else None."""
+        if name + _CODES not in self:
+            return None
+        return 4 if name + _MINIMA in self else 8
+
+    def stored(self, name: str) -> str:
+        """The type a tensor is stored in, as the file names it ("BF16"); "" for one that is missing."""
+        full = next((prefix + name for prefix in _PREFIXES if prefix + name in self._files), None)
+        return "" if full is None else str(self._files[full].get_slice(full).get_dtype())
+
     def tensor(self, name: str, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...] = FLOATS) -> Tensor:
         """The tensor as stored; InputError if it is missing, of another shape or type, or not finite."""
         full = next((prefix + name for prefix in _PREFIXES if prefix + name in self._files), None)

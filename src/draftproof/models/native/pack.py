@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import numpy as np
@@ -15,6 +16,7 @@ from draftproof.types import InputError
 
 WeightFormat = Literal["bf16", "f32", "int8", "int4"]
 ActivationFormat = Literal["f32", "int8"]
+_CHUNK_ROWS = 4096
 
 
 def check_formats(weights: str, activations: str) -> None:
@@ -38,14 +40,14 @@ def pack(weight: Weight, fmt: WeightFormat, arena: _kernels.Arena | None = None)
         return pack_grid(weight, arena)
     tensor = dense(weight)
     if fmt == "int4":
-        return pack_grid(quantise_int4(tensor.float()), arena)
+        return pack_grid(Grid(*_by_chunks(_grid_of_four, tensor)), arena)
     if fmt == "f32":
         return arena.pack_f32(tensor.float().contiguous().numpy())
     if fmt == "bf16":
         rounded = tensor.to(torch.bfloat16).contiguous()
         _check_room(rounded, fmt)
         return arena.pack_bf16(rounded.view(torch.uint16).numpy())
-    codes, scales = quantise_int8(tensor.float())
+    codes, scales = _by_chunks(quantise_int8, tensor)
     return arena.pack_int8(codes.numpy(), scales.numpy())
 
 
@@ -60,6 +62,19 @@ def pack_grid(grid: Grid, arena: _kernels.Arena) -> _kernels.Matrix:
 def _halves(values: Tensor) -> NDArray[np.uint16]:
     bits: NDArray[np.uint16] = values.to(torch.float16).contiguous().view(torch.uint16).numpy()
     return bits
+
+
+def _by_chunks(quantise: Callable[[Tensor], tuple[Tensor, ...]], weight: Tensor) -> list[Tensor]:
+    """Rows are quantised each by itself, so a part at a time will do: an embedding's copies in float32 are large."""
+    starts = range(0, len(weight), _CHUNK_ROWS)
+    chunks = [quantise(weight[start : start + _CHUNK_ROWS].float()) for start in starts]
+    return [torch.cat(parts) for parts in zip(*chunks, strict=True)]
+
+
+def _grid_of_four(weight: Tensor) -> tuple[Tensor, ...]:
+    grid = quantise_int4(weight)
+    assert grid.minima is not None
+    return grid.codes, grid.scales, grid.minima
 
 
 def _check_room(values: Tensor, fmt: str) -> None:
