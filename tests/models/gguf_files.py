@@ -96,6 +96,7 @@ def write_gguf(
         writer.add_value_length(head)
     for key, value in (entries or {}).items():
         add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+        writer.kv_data[0].pop(f"{architecture}.{key}", None)
         add(f"{architecture}.{key}", value)
     (_sentencepiece if architecture == "gemma3" else _byte_level)(writer, architecture)
     for name, weight in model.state_dict().items():

@@ -59,6 +59,11 @@ def check_sizes(config: Any, folder: Path, *others: str) -> None:
             raise InputError(f"{problem}: layer_types names {len(kinds)} layers, but num_hidden_layers is {layers}.")
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder; what has such a name and is no file is left out."""
+    return sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+
+
 def check_index(folder: Path, present: Iterable[Path]) -> None:
     """InputError where the index of the weights names a file that is not there, or is damaged itself."""
     for index in (folder / "model.safetensors.index.json", folder / "grid.safetensors.index.json"):

@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
+from draftproof.files import refusing
 from draftproof.models import gguf_weights
 from draftproof.models.gguf_config import Metadata, model_config
+from draftproof.models.gguf_file import open_gguf
 from draftproof.models.gguf_tokenizer import end_tokens, load_tokenizer
 from draftproof.models.native.grid import FILES
 from draftproof.types import InputError
@@ -67,39 +69,20 @@ def import_gguf(
     if folder.exists():
         raise InputError(f"{folder} exists already; remove it or name another folder.")
     report("reading the file", 0.0)
-    meta = Metadata(_open(source), source.name)
-    settings = model_config(meta)
+    meta = Metadata(open_gguf(source), source.name)
+    with refusing(f"{source.name} cannot be imported"):
+        settings = model_config(meta)
     with _finished_or_absent(folder) as work:
         dtype = None if keep_quantized else _dtype(meta)
-        plan = _plan(meta, settings, dtype or torch.float32, work)
-        if keep_quantized and not any(gguf_weights.on_grid(tensor) for _, tensor in plan):
-            raise meta.refuse("none of its matrices is Q4_0, Q4_1 or Q8_0; import it without --keep-quantized")
-        report("converting the tokenizer", 0.02)
-        _write_texts(source, meta, work)
+        with refusing(f"{source.name} cannot be imported"):
+            plan = _plan(meta, settings, dtype or torch.float32, work)
+            if keep_quantized and not any(gguf_weights.on_grid(tensor) for _, tensor in plan):
+                raise meta.refuse("none of its matrices is Q4_0, Q4_1 or Q8_0; import it without --keep-quantized")
+            report("converting the tokenizer", 0.02)
+            _write_texts(source, meta, work)
         _write_weights(meta, plan, dtype, work, report)
     report("done", 1.0)
     return folder
-
-
-def _open(source: Path) -> Any:
-    """A reader over the whole file. InputError for a missing, foreign, damaged or truncated one."""
-    try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise InputError("reading GGUF files needs the extra gguf: pip install 'draftproof[gguf]'.") from error
-    try:
-        with source.open("rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise InputError(f"{source} cannot be read: {error.strerror}.") from error
-    if magic != b"GGUF":
-        raise InputError(f"{source} is not a GGUF file: it does not begin with the letters GGUF.")
-    try:
-        return GGUFReader(source)
-    except (ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
-        raise InputError(
-            f"{source} is damaged or truncated ({' '.join(str(error).split())}); fetch it again."
-        ) from error
 
 
 @contextmanager
@@ -204,7 +187,8 @@ def _write_weights(
             weights |= gguf_weights.parts(meta, weight, tensor, dtype)
             done += int(tensor.n_elements)
             report("converting the weights", 0.05 + 0.95 * done / total)
-        save_file(weights, work / name, metadata={"format": "pt"})
+        with refusing(f"{name} cannot be written"):
+            save_file(weights, work / name, metadata={"format": "pt"})
         where |= dict.fromkeys(weights, name)
     if len(shards) > 1:
         size = sum(gguf_weights.size(meta, tensor, dtype) for _, tensor in plan)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from draftproof.files import folder_at, read_object, refusing
-from draftproof.models.folder import check_index, check_sizes, load_config
+from draftproof.models.folder import check_index, check_sizes, load_config, weight_files
 from draftproof.models.hf_check import refuse_class, refuse_config
 from draftproof.types import InputError
 
@@ -61,7 +61,7 @@ def _check_weights(folder: Path) -> bool:
     """Every weight file named is there and whole; are weights on a grid?"""
     from safetensors import safe_open
 
-    files = sorted(folder.glob("*.safetensors"))
+    files = weight_files(folder)
     check_index(folder, files)
     if not files and not list(folder.glob("pytorch_model*.bin")):
         raise InputError(f"{folder} has no weights: it needs a model.safetensors file.")
@@ -99,6 +99,9 @@ def _read_model(folder: Path, config: Any, dtype: str, on_grid: bool) -> Any:
             raise InputError(
                 f"{folder} {problem} the weight {first} ({len(names)} in all): the files do not belong together."
             )
+    for name, weight in model.named_parameters():
+        if not torch.isfinite(weight).all():
+            raise InputError(f"{name} of {folder} holds NaN or infinite weights; download the checkpoint again.")
     return model
 
 

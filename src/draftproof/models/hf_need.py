@@ -11,6 +11,7 @@ import torch
 
 from draftproof.files import folder_at, refusing
 from draftproof.memory import Need
+from draftproof.models.folder import weight_files
 from draftproof.models.hf_cache import Kind
 from draftproof.models.hf_check import context_limit
 from draftproof.models.hf_layout import Sight
@@ -46,7 +47,7 @@ def _tensors(folder: Path, tied: bool) -> Iterator[tuple[int, int]]:
     """(weights, bytes of each as stored) of every tensor; of one on a grid its codes."""
     from safetensors import safe_open
 
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in weight_files(folder):
         with refusing(f"{file} is truncated or damaged, so download it again"), safe_open(file, "pt") as opened:
             names = list(opened.keys())
             for name in names:

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from draftproof.files import refusing
-from draftproof.models.folder import check_index
+from draftproof.models.folder import check_index, weight_files
 from draftproof.models.native.grid import GROUP, Grid, Weight, dense, unfold
 from draftproof.types import InputError
 
@@ -31,7 +31,7 @@ class Checkpoint:
         self._files: dict[str, Any] = {}
 
     def __enter__(self) -> Checkpoint:
-        files = sorted(self._folder.glob("*.safetensors"))
+        files = weight_files(self._folder)
         if not files:
             raise InputError(f"{self._folder} has no .safetensors file; convert the checkpoint to safetensors first.")
         check_index(self._folder, files)
