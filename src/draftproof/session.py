@@ -81,7 +81,7 @@ class Session:
     def go_back(self, context: Sequence[int]) -> None:
         """Drop what is no prefix of context[:-1]: the last token is always fed, so that a row follows it."""
         linear, limit = len(self._linear), len(context) - 1
-        same = linear if context is self._context and linear <= limit else _common(self._linear, context, limit)
+        same = linear if context is self._context and linear <= limit else shared_length(self._linear, context, limit)
         keep: tuple[int, ...] = ()
         if same == linear and len(self._nodes) and not self._shallow:
             tokens = self._nodes.tokens.tolist() if self._node_tokens is None else self._node_tokens
@@ -140,8 +140,9 @@ def _behind(shift: int, parents: Sequence[int]) -> tuple[int, ...]:
     return (*range(-1, shift - 1), *(parent + shift for parent in parents)) if shift else tuple(parents)
 
 
-def _common(cached: Sequence[int], context: Sequence[int], limit: int) -> int:
-    length = min(len(cached), limit)
-    if list(cached[:length]) == list(context[:length]):
+def shared_length(one: Sequence[int], other: Sequence[int], limit: int | None = None) -> int:
+    """Length of the beginning that two token sequences share, `limit` at most."""
+    length = min(len(one), len(other)) if limit is None else min(len(one), len(other), limit)
+    if list(one[:length]) == list(other[:length]):
         return length
-    return next(i for i in range(length) if cached[i] != context[i])
+    return next(i for i in range(length) if one[i] != other[i])

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from draftproof.memory import size as size
 from draftproof.run import Piece
 from draftproof.stats import Stats
 
@@ -180,15 +181,6 @@ def percent(share: float) -> str:
 def count(number: int, what: str) -> str:
     """ "1 token", "2 tokens"."""
     return f"{number:,} {what}" + ("" if number == 1 else "s")
-
-
-def size(number: float) -> str:
-    """Bytes for a reader, in powers of 1000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 999.5:
-            return f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:.3g} TB"
 
 
 @contextlib.contextmanager
