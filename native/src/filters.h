@@ -46,7 +46,7 @@ inline int select(const float* values, int n, float low, float high, float* to) 
 }
 
 // The smallest probability in the smallest set of likeliest tokens that holds the mass top_p: the largest threshold
-// at or above which that mass lies, found by halving among floats, whose bits ascend as they do; 0 where all are needed.
+// from which on that mass lies, found by halving among floats, whose bits ascend as they do; 0 where all are needed.
 inline float nucleus(const float* row, int n, double top_p, float* kept) {
   std::uint32_t low = bits_of(2.0f), high;
   int count;
@@ -83,7 +83,9 @@ inline void filter(float* row, int n, double top_p, float min_p, float* room) {
   if (top_p < 1.0) cut_row(row, n, nucleus(row, n, top_p, room));
   if (min_p > 0.0f) {
     V16 best = splat(0.0f);
-    each_vector(0, n, [&](int i, int left) __attribute__((always_inline)) { best = max(best, load_part(row + i, left, 0.0f)); });
+    each_vector(0, n, [&](int i, int left) __attribute__((always_inline)) {
+      best = max(best, load_part(row + i, left, 0.0f));
+    });
     cut_row(row, n, min_p * lane_max(best));
   }
 }

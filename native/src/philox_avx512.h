@@ -15,7 +15,8 @@ struct Product {
 inline Product product(__m512i x, std::uint64_t factor) {
   const __m512i below = _mm512_set1_epi64(static_cast<long long>(factor)), above = _mm512_srli_epi64(below, 32);
   const __m512i x_above = _mm512_srli_epi64(x, 32), mask = _mm512_set1_epi64(0xffffffff);
-  const __m512i first = _mm512_add_epi64(_mm512_srli_epi64(_mm512_mul_epu32(x, below), 32), _mm512_mul_epu32(x_above, below));
+  const __m512i lowest = _mm512_srli_epi64(_mm512_mul_epu32(x, below), 32);
+  const __m512i first = _mm512_add_epi64(lowest, _mm512_mul_epu32(x_above, below));
   const __m512i second = _mm512_add_epi64(_mm512_and_si512(first, mask), _mm512_mul_epu32(x, above));
   const __m512i carries = _mm512_add_epi64(_mm512_srli_epi64(first, 32), _mm512_srli_epi64(second, 32));
   return {_mm512_add_epi64(_mm512_mul_epu32(x_above, above), carries), _mm512_mullo_epi64(x, below)};
@@ -38,7 +39,8 @@ inline void twelve_blocks(std::uint64_t index, std::uint64_t position, std::uint
   }
   const __m512i first = _mm512_mask_shuffle_epi32(x1, 0x5555, x0, _MM_PERM_DDBB);  // upper halves of words 0 and 1
   const __m512i second = _mm512_mask_shuffle_epi32(x3, 0x5555, x2, _MM_PERM_DDBB);
-  const __m512i left = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11), right = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
+  const __m512i left = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+  const __m512i right = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
   _mm512_storeu_si512(out, _mm512_permutex2var_epi64(first, left, second));
   _mm512_storeu_si512(out + 16, _mm512_permutex2var_epi64(first, right, second));
   for (int i = 0; i < 16; ++i) out[32 + i] = static_cast<std::uint32_t>(scalar[i / 4].words[i % 4] >> 32);

@@ -1,8 +1,8 @@
-// Gumbel-max as an exponential race: the token with the largest p / e wins, e = -log(u) being the noise of the position.
+// Gumbel-max as an exponential race: the token with the largest p / e wins, e = -log(u) being the position's noise.
 //
-// No logarithm is taken for a token that cannot win. The noise e is at least the gap 1 - u, so p / e is at most p / (1 - u),
-// and the tokens for which that bound exceeds the winner's p / e are about two on average, whatever the row. Gaps are made
-// for tokens that have mass, when a row first needs them.
+// No logarithm is taken for a token that cannot win. The noise e is at least the gap 1 - u, so p / e is at most
+// p / (1 - u), and tokens for which that bound reaches the winner's p / e are about two on average, whatever the row.
+// Gaps are made for tokens that have mass, when a row first needs them.
 #pragma once
 
 #include "philox.h"
@@ -29,7 +29,8 @@ inline void twelve_blocks(std::uint64_t index, std::uint64_t position, std::uint
 // 1 / e of a token in float32, from the same 52 random bits as rng.exponentials.
 inline float speed(std::uint64_t seed, std::uint64_t position, int token) {
   const std::uint64_t word = philox(1 + static_cast<std::uint64_t>(token) / 4, position, seed, 0).words[token % 4];
-  return static_cast<float>(1.0 / -__builtin_log((static_cast<double>(static_cast<std::int64_t>(word >> 12)) + 0.5) * 0x1p-52));
+  const double u = (static_cast<double>(static_cast<std::int64_t>(word >> 12)) + 0.5) * 0x1p-52;
+  return static_cast<float>(1.0 / -__builtin_log(u));
 }
 
 // The gaps of the chunk from `first` on, rounded down to multiples of 2^-32.

@@ -1,7 +1,7 @@
 // Kernels on rows over the vocabulary: softmax with temperature, what a draft leaves of the target, a draw.
 //
-// Sums go over blocks of 256 in float32 and over blocks in float64, always in this order: a row has the same bits wherever
-// it is computed, and the rounding stays near that of a single addition.
+// Sums go over blocks of 256 in float32 and over blocks in float64, always in this order: a row has the same bits
+// wherever it is computed, and the rounding stays near that of a single addition.
 #pragma once
 
 #include "kernels.h"
@@ -43,7 +43,9 @@ template <class Body>
   double total = 0.0;
   for (int from = 0; from < n; from += kBlock) {
     V16 sum = splat(0.0f);
-    each_vector(from, smaller(from + kBlock, n), [&](int i, int left) __attribute__((always_inline)) { sum = sum + body(i, left); });
+    each_vector(from, smaller(from + kBlock, n), [&](int i, int left) __attribute__((always_inline)) {
+      sum = sum + body(i, left);
+    });
     total += lane_sum(sum);
   }
   return total;
@@ -72,7 +74,9 @@ inline float top_score(const float* scores, int n) {
 
 inline void scale_row(float* row, int n, float factor) {
   const V16 scale = splat(factor);
-  each_vector(0, n, [&](int i, int left) __attribute__((always_inline)) { store_part(row + i, left, load_part(row + i, left, 0.0f) * scale); });
+  each_vector(0, n, [&](int i, int left) __attribute__((always_inline)) {
+    store_part(row + i, left, load_part(row + i, left, 0.0f) * scale);
+  });
 }
 
 inline void probabilities(const float* scores, int n, float inverse_temperature, float* out) {
