@@ -1,0 +1,79 @@
+"""draftproof itself among its peers: each target with each drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from draftproof import catalog, specs
+from draftproof.bench.methods import Answer
+from draftproof.bench.ours import EngineMethod
+from draftproof.bench.peers.base import Setting, thread_settings
+from draftproof.catalog import Loaded, Place
+from draftproof.types import SamplingParams
+
+_BITS = {"int8": 8, "int4": 4}
+
+
+class Targets:
+    """Loaded models by spec and thread count, shared by the drafters."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[tuple[str, int], Loaded] = {}
+
+    def get(self, spec: str, threads: int) -> Loaded:
+        """The model with so many threads. InputError where it cannot be loaded."""
+        if (spec, threads) not in self._loaded:
+            self._loaded[spec, threads] = catalog.load_model(spec, Place(threads=threads))
+        return self._loaded[spec, threads]
+
+    def keep(self, used: Collection[tuple[str, int]]) -> None:
+        """Free all others."""
+        self._loaded = {key: loaded for key, loaded in self._loaded.items() if key in used}
+
+
+class OurMethod:
+    """One target with one drafter, greedy, at its best thread count."""
+
+    counts = True
+
+    def __init__(self, spec: str, drafter: str, targets: Targets, threads: Sequence[int]) -> None:
+        """InputError for what cannot be loaded or does not fit together."""
+        self.spec, self.drafter = spec, drafter
+        self._targets, self._counts = targets, threads
+        self.use(self.settings()[0])
+        dtype = targets.get(spec, threads[0]).model.dtype
+        self.bits = _BITS.get(dtype, 16)
+        eight = specs.parse(spec).options.get("activations") == "int8"
+        self.name = f"draftproof {dtype}{'/int8' if eight else ''} {drafter}"
+
+    def settings(self) -> Sequence[Setting]:
+        """Thread counts."""
+        return thread_settings(self._counts)
+
+    def use(self, setting: Setting) -> None:
+        """Another thread count is another packed copy of the weights."""
+        self.threads = int(setting["threads"])
+        loaded, place = self._targets.get(self.spec, self.threads), Place(threads=self.threads)
+        engine = catalog.engine_for(loaded, self.drafter, "auto", place)
+        self._inner = EngineMethod(self.drafter, engine, SamplingParams())
+        # A model with threads of its own leaves one to PyTorch, which samples.
+        self._torch_threads = 1 if hasattr(loaded.model, "threads") else self.threads
+
+    def answer(self, prompt: Sequence[int], max_tokens: int, seed: int = 0) -> Answer:
+        """InputError where no token can follow."""
+        torch.set_num_threads(self._torch_threads)
+        return self._inner.answer(prompt, max_tokens, seed)
+
+    def close(self) -> None:
+        """The weights belong to the targets."""
+        self._inner.close()
+
+
+def methods(specs_: Sequence[str], drafters: Sequence[str], targets: Targets, threads: Sequence[int]) -> list[OurMethod]:
+    """Every target with every drafter; of each target the null drafter comes first."""
+    wanted = dict.fromkeys(["null", *drafters])
+    return [OurMethod(spec, drafter, targets, threads) for spec in dict.fromkeys(specs_) for drafter in wanted]
+
+
