@@ -168,7 +168,7 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 def print_json(value: Mapping[str, Any]) -> None:
     """One object on one line of standard output; what JSON has no number for becomes null."""
-    sys.stdout.write(json.dumps(_plain(value), allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(jsonable(value), allow_nan=False) + "\n")
     sys.stdout.flush()
 
 
@@ -230,11 +230,12 @@ class Bar:
             self._shown = False
 
 
-def _plain(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
+    """The value with text keys and null for what JSON has no number for."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [jsonable(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
