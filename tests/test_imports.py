@@ -34,6 +34,7 @@ LEVELS = (
     ("session",),
     ("models", "drafters"),
     ("request", "engine"),
+    ("costs", "backends"),
     ("catalog",),
 )
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}

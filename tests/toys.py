@@ -8,6 +8,7 @@ from functools import cache
 from draftproof.contracts import Drafter, Rule
 from draftproof.drafters.children import Shape
 from draftproof.drafters.early_exit import EarlyExitDrafter
+from draftproof.drafters.length import AutoLength, Costs, Curve
 from draftproof.drafters.model import ModelDrafter
 from draftproof.drafters.ngram import NgramDrafter
 from draftproof.drafters.null import NullDrafter
@@ -50,6 +51,14 @@ def _exit(widths: str, children: str) -> Make:
     return lambda target, gamma: EarlyExitDrafter(target, 3, Shape.of(gamma, widths, children))
 
 
+COSTS = Costs(Curve(((1, 1.0), (6, 1.3), (12, 2.4))), {"model": Curve(((1, 0.2), (4, 0.8)))})
+
+
+def _by_cost(target: ToyModel, gamma: int) -> Drafter:
+    looks, drafts = DRAFTERS["ngram"](target, gamma), DRAFTERS["model"](target, gamma)
+    return AutoLength([looks], [drafts], COSTS)
+
+
 DRAFTERS: dict[str, Make] = {
     "null": lambda target, gamma: NullDrafter(),
     "ngram": lambda target, gamma: NgramDrafter(gamma, min=1),
@@ -59,6 +68,8 @@ DRAFTERS: dict[str, Make] = {
     "model-tree": _model("3x2x1", "drawn"),
     "model-mixed": _model("3x2x1", "mixed"),
     "model-chosen-tree": _model("2x2x2", "chosen"),
+    "by-cost": _by_cost,
+    "ngram-by-cost": lambda target, gamma: AutoLength([DRAFTERS["ngram"](target, gamma)], [], COSTS),
     "exit": _exit("", "drawn"),
     "exit-tree": _exit("2x2x1", "drawn"),
     "exit-mixed": _exit("3x1x1", "mixed"),

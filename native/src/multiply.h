@@ -6,13 +6,15 @@
 
 namespace draftproof::DRAFTPROOF_ISA {
 
+constexpr int kFar = 4096;  // bytes: where arithmetic leaves gaps, memory keeps busy only from so far ahead
+
 // How a format is read, with float32 activations: a block covers `step` values of k, and `weight` is one of them.
 struct F32 {
   static constexpr int step = 1;
   using Block = V16;
   static Block block(const std::uint8_t* panel, int k) {
     const float* p = reinterpret_cast<const float*>(panel) + k * kPanel;
-    prefetch(p + 512);
+    prefetch_far(p + kFar / sizeof *p);
     return load(p);
   }
   static V16 weight(Block b, int) { return b; }
@@ -25,7 +27,7 @@ struct Bf16 {
   using Block = I16;
   static Block block(const std::uint8_t* panel, int k) {
     const std::uint8_t* p = panel + static_cast<std::size_t>(k) * kPanel * 2;
-    prefetch(p + 1024);
+    prefetch_far(p + kFar);
     return load_i32(p);
   }
   static V16 weight(Block b, int j) {

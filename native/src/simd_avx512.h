@@ -67,5 +67,6 @@ inline I16 dot4(I16 sum, I16 unsigned_bytes, I16 signed_bytes) {
 }
 
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }  // to level 2
 
 }  // namespace draftproof::DRAFTPROOF_ISA

@@ -96,6 +96,7 @@ inline I16 dot4(I16 sum, I16 unsigned_bytes, I16 signed_bytes) {
 }
 
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
+inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }  // to level 2
 
 #undef DRAFTPROOF_EACH
 

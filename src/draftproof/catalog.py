@@ -7,30 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from draftproof import specs
-from draftproof.contracts import Drafter, Model, Rule
+from draftproof.backends import ON_CPU, Options, load_hf_folder, load_native_folder, load_toy
+from draftproof.backends import Loaded as Loaded
+from draftproof.backends import Place as Place
+from draftproof.contracts import Drafter, Rule
 from draftproof.engine import Engine
-from draftproof.files import refusing, shortened
 from draftproof.types import InputError
 from draftproof.verify import BlockRule, CoupledRule, TokenRule, TreeRule
 
-Options = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A model and its text (None where it has no tokenizer)."""
-
-    model: Model
-    text: Any
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where models run unless their spec says otherwise."""
-
-    device: str = "cpu"
-    dtype: str = "auto"
-    threads: int | None = None
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -38,59 +23,14 @@ class Entry:
     """One name of the catalogue: what it is, its options with their types, and the factory behind it.
 
     argument: what stands behind the colon, "" where nothing may. A "spec" takes the options that are not listed.
+    looks: a drafter whose tokens cost no forward and carry confidences.
     """
 
     summary: str
     options: Mapping[str, Callable[[str], Any]]
     make: Callable[..., Any]
     argument: str = ""
-
-
-def _hf(argument: str, options: Options, place: Place) -> Loaded:
-    from draftproof.models.hf import load_hf
-    from draftproof.text import Text
-
-    with refusing(f"{argument} cannot be loaded"):
-        model = load_hf(argument, options.get("device", place.device), options.get("dtype", place.dtype))
-    return _with_text(model, Text.load(argument), argument)
-
-
-def _native(argument: str, options: Options, place: Place) -> Loaded:
-    from draftproof.models.native import load_native
-    from draftproof.text import Text
-
-    if place.device != "cpu":
-        raise InputError(f"native: runs on the CPU, not on {place.device}: use hf: there.")
-    if place.dtype != "auto":
-        raise InputError(f"native: takes no dtype {place.dtype}: name its weights, as in native:FOLDER,weights=f32.")
-    model = load_native(argument, **{"threads": place.threads, **options})
-    return _with_text(model, Text.load(argument), argument)
-
-
-def _with_text(model: Model, text: Any, folder: str) -> Loaded:
-    """InputError for end tokens that the model does not have."""
-    if (end := max(text.eos_ids, default=0)) >= model.vocab_size:
-        raise InputError(
-            f"the end token {end} of {folder} is not one of the model's {model.vocab_size} tokens: correct"
-            " eos_token_id in generation_config.json and config.json, or eos_token in tokenizer_config.json."
-        )
-    return Loaded(model, text)
-
-
-def _toy(argument: str, options: Options, place: Place) -> Loaded:
-    from draftproof.models.toy import ToyModel
-    from draftproof.text import letters
-
-    if argument and not (argument.isdecimal() and len(argument) < 20):
-        raise InputError(
-            f"a toy model is toy:SEED with a whole number of 19 digits at most, not toy:{shortened(argument)}."
-        )
-    if place.dtype != "auto":
-        raise InputError(f"a toy model takes no dtype {place.dtype}: it computes in float32.")
-    size = options.get("vocab", 16)
-    near = (options["near"], options.get("weight", 0.7)) if "near" in options else None
-    model = ToyModel(int(argument or 0), size, options.get("order", 3), near, options.get("context"))
-    return Loaded(model, letters(size))
+    looks: bool = False
 
 
 def _null(argument: str, options: Options, target: Loaded, place: Place) -> Drafter:
@@ -138,7 +78,14 @@ def _place_options() -> dict[str, Callable[[str], Any]]:
 
 
 def _shape_options() -> dict[str, Callable[[str], Any]]:
-    return {"gamma": int, "shape": str, "children": str}
+    return {"gamma": gamma, "shape": str, "children": str}
+
+
+def gamma(text: str) -> int:
+    """A number, or the longest that `auto` takes."""
+    from draftproof.drafters.length import AUTO_GAMMA
+
+    return AUTO_GAMMA if text == AUTO else int(text)
 
 
 def models() -> dict[str, Entry]:
@@ -146,9 +93,9 @@ def models() -> dict[str, Entry]:
     toy = {"vocab": int, "order": int, "near": int, "weight": float, "context": int}
     native = {"weights": str, "activations": str, "threads": int, "isa": str}
     return {
-        "native": Entry("a Hugging Face folder, run by our own CPU kernels", native, _native, "FOLDER"),
-        "hf": Entry("a Hugging Face folder, run by transformers", _place_options(), _hf, "FOLDER"),
-        "toy": Entry("a random exact table, for tests and audits; the argument is its seed", toy, _toy, "SEED"),
+        "native": Entry("a Hugging Face folder, run by our own CPU kernels", native, load_native_folder, "FOLDER"),
+        "hf": Entry("a Hugging Face folder, run by transformers", _place_options(), load_hf_folder, "FOLDER"),
+        "toy": Entry("a random exact table, for tests and audits; the argument is its seed", toy, load_toy, "SEED"),
     }
 
 
@@ -159,8 +106,9 @@ def drafters() -> dict[str, Entry]:
         "null": Entry("proposes nothing: plain decoding", {}, _null),
         "ngram": Entry(
             "continues the longest earlier match of the text's end",
-            {"gamma": int, "min": int, "max": int, "width": int},
+            {"gamma": gamma, "min": int, "max": int, "width": int},
             _ngram,
+            looks=True,
         ),
         "model": Entry("a separate draft model: model:hf:PATH", shape, _model, "spec"),
         "early-exit": Entry(
@@ -245,7 +193,7 @@ def _parsed(spec: str) -> specs.Spec:
     return specs.parse(f"hf:{spec}") if bare else parsed
 
 
-def load_model(spec: str, place: Place = Place()) -> Loaded:
+def load_model(spec: str, place: Place = ON_CPU) -> Loaded:
     """`native:PATH`, `hf:PATH` or `toy:SEED`, with options. A bare folder is taken as `hf:`."""
     parsed = _parsed(spec)
     loaded: Loaded = _make("model", models(), parsed, place)
@@ -254,16 +202,24 @@ def load_model(spec: str, place: Place = Place()) -> Loaded:
     return loaded
 
 
-def load_drafter(spec: str, target: Loaded, place: Place = Place(), gamma: int | None = None) -> Drafter:
+def load_drafter(spec: str, target: Loaded, place: Place = ON_CPU, gamma: int | None = None) -> Drafter:
     """`null`, `ngram:max=3`, `model:hf:PATH,gamma=5`, `early-exit:layer=8`, for this target.
 
-    gamma: the draft length where the drafter has that option and the spec gives neither it nor a shape.
+    gamma: the draft length where the drafter has that option and the spec gives neither it nor a tree. Without
+    either it is `auto`, by cost, where the target's time is known, else a fixed one.
     """
     parsed = specs.parse(spec)
     entry = _entry("drafter", drafters(), parsed.name)
-    if gamma and "gamma" in entry.options and not {"gamma", "shape"} & set(parsed.options):
-        parsed = replace(parsed, options={**parsed.options, "gamma": str(gamma)})
+    if "gamma" in entry.options and not {"gamma", "shape", "width"} & set(parsed.options):
+        wanted = str(gamma) if gamma else AUTO if target.timed else None
+        parsed = replace(parsed, options={**parsed.options, **({"gamma": wanted} if wanted else {})})
+    if entry.looks and parsed.options.get("gamma") == AUTO:
+        parsed = replace(parsed, options={"min": "1", **parsed.options})
     drafter: Drafter = _make("drafter", drafters(), parsed, target, place)
+    if parsed.options.get("gamma") == AUTO:
+        from draftproof.costs import by_cost
+
+        drafter = by_cost(drafter, entry.looks, target.model, spec)
     if drafter.branches and "tree" not in target.model.can:
         raise InputError(f"{target.model.name} cannot score trees: give {spec} no shape or width.")
     return drafter
@@ -275,13 +231,13 @@ def load_rule(name: str, drafter: Drafter) -> Rule | CoupledRule:
     return rule
 
 
-def load_engine(target: str, drafter: str = "ngram", rule: str = "auto", place: Place = Place()) -> Engine:
+def load_engine(target: str, drafter: str = "ngram", rule: str = "auto", place: Place = ON_CPU) -> Engine:
     """All three by name."""
     return engine_for(load_model(target, place), drafter, rule, place)
 
 
 def engine_for(
-    target: Loaded, drafter: str, rule: str = "auto", place: Place = Place(), gamma: int | None = None
+    target: Loaded, drafter: str, rule: str = "auto", place: Place = ON_CPU, gamma: int | None = None
 ) -> Engine:
     """Drafter and rule by name, for a target that is loaded; gamma as in `load_drafter`."""
     drafts = load_drafter(drafter, target, place, gamma)

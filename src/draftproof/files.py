@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,14 @@ from typing import Any
 from draftproof.types import InputError
 
 _LONGEST = 300
+
+
+def cache_folder() -> Path:
+    """Where draftproof keeps what it can make again: DRAFTPROOF_CACHE, or the platform's cache folder."""
+    from platformdirs import user_cache_path
+
+    chosen = os.environ.get("DRAFTPROOF_CACHE")
+    return Path(chosen).expanduser() if chosen else user_cache_path("draftproof", appauthor=False)
 
 
 def folder_at(path: str | Path) -> Path:

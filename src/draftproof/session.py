@@ -36,8 +36,12 @@ class Session:
         return len(self._linear)
 
     def resolve(self, tokens: Sequence[int]) -> None:
-        """The last proposal's tokens as host integers, so that they need not cross from the device a second time."""
-        self._node_tokens = tokens[: len(self._nodes)]
+        """The last proposal's tokens as host integers, so that they need not cross from the device a second time.
+
+        Fewer than its nodes are those of another proposal, and say nothing.
+        """
+        if len(tokens) >= len(self._nodes):
+            self._node_tokens = tokens[: len(self._nodes)]
 
     def plan(self, context: Sequence[int], proposal: Proposal | None = None) -> Segment:
         """Go back to what context and cache share, then feed the rest and the proposal; rows: context end, every node.

@@ -30,12 +30,17 @@ class Proposal:
              among drawn ones has a one-hot row. None: every token was chosen, so every row is one-hot
     coupled  tokens are the best under the noise of their position, so only the coupled rule may verify them;
              `probs`, if given, then serves statistics alone
+    drafter  who made it, where that is not the engine's drafter itself
+    confidence  of chosen tokens, if their drafter can say: its guess of the chance that the target takes node i once
+             the parent is taken. Such a proposal may be cut
     """
 
     tokens: Tensor
     parents: tuple[int, ...]
     probs: Tensor | None = None
     coupled: bool = False
+    drafter: str = ""
+    confidence: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.parents)

@@ -25,12 +25,12 @@ def plain_matches(text: list[int], shortest: int, longest: int) -> list[int]:
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 3), st.integers(0, 6))
 def test_the_longest_then_latest_match_wins(text: list[int], shortest: int, more: int) -> None:
     expected = plain_matches(text, shortest, shortest + more)
-    assert matches(np.array(text), shortest, shortest + more, 1) == expected[:1]
+    assert [match.start for match in matches(np.array(text), shortest, shortest + more, 1)] == expected[:1]
 
 
 @given(st.lists(st.integers(0, 3), min_size=2, max_size=60))
 def test_several_continuations_differ_in_their_first_token(text: list[int]) -> None:
-    firsts = [text[start] for start in matches(np.array(text), 1, 8, 3)]
+    firsts = [text[match.start] for match in matches(np.array(text), 1, 8, 3)]
     assert len(firsts) == len(set(firsts)) <= 3
     assert set(firsts) == {text[s] for s in plain_matches(text, 1, 8)} or len(firsts) == 3
 
@@ -54,5 +54,5 @@ def test_a_repetitive_text_is_not_searched_to_its_beginning(period: int, monkeyp
         ngram, "suffix_lengths", lambda t, ends, most: compared.append(len(ends)) or lengths(t, ends, most)
     )
     text = np.arange(32_768) % period
-    assert ngram.matches(text, 2, 32, 1) == [32_768 - period]
+    assert [match.start for match in ngram.matches(text, 2, 32, 1)] == [32_768 - period]
     assert sum(compared) <= 1024

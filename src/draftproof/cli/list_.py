@@ -51,5 +51,5 @@ def _described(entries: Mapping[str, Entry]) -> list[dict[str, object]]:
 
 
 def _options(entry: Entry) -> dict[str, str]:
-    names = {"int": "N", "float": "X", "str": "TEXT"}
+    names = {"int": "N", "float": "X", "str": "TEXT", "gamma": "N|auto"}
     return {option: names[getattr(kind, "__name__", "str")] for option, kind in entry.options.items()}

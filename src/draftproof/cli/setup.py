@@ -13,6 +13,7 @@ from draftproof.catalog import Loaded, Place
 from draftproof.cli import show
 from draftproof.cli.options import ModelOptions
 from draftproof.contracts import Model
+from draftproof.drafters.length import AutoLength
 from draftproof.engine import Engine
 from draftproof.models.hf_load import check_device
 from draftproof.run import tokenizer
@@ -60,7 +61,8 @@ class Setup:
         drafter, rule = self.engine.drafter, self.engine.rule.name
         asked = f"{rule} (auto)" if self.options.rule == "auto" else rule
         reason = self.drafting_off(max_tokens)
-        method = f"drafting off: {reason}" if reason else f"drafter {drafter.name} (γ {self.gamma}) · rule {asked}"
+        length = f"γ by cost, {self.gamma} at most" if isinstance(drafter, AutoLength) else f"γ {self.gamma}"
+        method = f"drafting off: {reason}" if reason else f"drafter {drafter.name} ({length}) · rule {asked}"
         where = [str(self.target.model.device), self.target.model.dtype]
         if self.target.model.device.type == "cpu":
             where.append(show.count(threads_of(self.target.model), "thread"))
@@ -84,7 +86,7 @@ def load(options: ModelOptions) -> Setup:
     """Target, drafter and rule. InputError, before anything runs, for what does not fit together."""
     place = settle(options.device, options.dtype, options.threads)
     target = load_target(options.target, place)
-    with show.busy("loading the drafter"):
+    with show.busy("loading the drafter; once a machine, measuring what a step costs"):
         engine = catalog.engine_for(target, options.drafter, options.rule, place, options.gamma)
     return Setup(engine, target, options)
 

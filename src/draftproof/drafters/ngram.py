@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,8 @@ _FIRST_BLOCK = 64
 _BLOCK = 1024
 _GLANCE = 4
 _SCANNED = 256
+# (shortest match, chance); from scripts/ngram_chances.py, see docs/log.md.
+_CHANCES = ((10, 0.9), (5, 0.8), (4, 0.7), (3, 0.6), (2, 0.5), (0, 0.2))
 
 
 class NgramDrafter:
@@ -53,9 +55,12 @@ class NgramDrafter:
         text = history.follow(ask.context)
         tokens: list[int] = []
         parents: list[int] = []
-        for start in matches(text, self._min, self._max, self._width):
-            _add_path(tokens, parents, continuation(text, start, ask.depth))
-        return Proposal(upload(tokens, history.device), tuple(parents))
+        found = matches(text, self._min, self._max, self._width)
+        for match in found:
+            _add_path(tokens, parents, continuation(text, match.start, ask.depth))
+        sure = [chance(match.length + i) for match in found[:1] for i in range(len(tokens))]
+        confidence = tuple(sure) if self._width == 1 else ()
+        return Proposal(upload(tokens, history.device), tuple(parents), confidence=confidence)
 
 
 class _History:
@@ -82,13 +87,25 @@ class _History:
         return self._text[: self._length]
 
 
-def matches(text: np.ndarray, shortest: int, longest: int, count: int) -> list[int]:
-    """Where the best `count` continuations with different first tokens begin: longest match first, then the latest.
+class Match(NamedTuple):
+    """`length` tokens before `start` repeat the text's last ones."""
+
+    length: int
+    start: int
+
+
+def chance(length: int) -> float:
+    """A guess how often the token behind a match of this length is the target's next one; steps of a tenth."""
+    return next(chance for shortest, chance in _CHANCES if length >= shortest)
+
+
+def matches(text: np.ndarray, shortest: int, longest: int, count: int) -> list[Match]:
+    """The best `count` continuations with different first tokens: longest match first, then the latest.
 
     Earlier ends are compared from the latest on, a block at a time, until nothing longer can come.
     """
     ends = np.flatnonzero(text[:-1] == text[-1])
-    found: dict[int, tuple[int, int]] = {}
+    found: dict[int, Match] = {}
     stop, size, floor = len(ends), _FIRST_BLOCK, shortest - 1
     while stop > 0 and floor < longest:
         block, stop, size = ends[max(0, stop - size) : stop], stop - size, _BLOCK
@@ -96,12 +113,12 @@ def matches(text: np.ndarray, shortest: int, longest: int, count: int) -> list[i
         better = np.flatnonzero(sizes > floor)
         before = dict(found)
         for i in better[np.lexsort((-block[better], -sizes[better]))][:_SCANNED]:
-            first, match = int(text[block[i] + 1]), (int(sizes[i]), int(block[i]) + 1)
+            first, match = int(text[block[i] + 1]), Match(int(sizes[i]), int(block[i]) + 1)
             found[first] = max(found.get(first, match), match)
-        lengths = sorted((length for length, _ in found.values()), reverse=True)
+        lengths = sorted((match.length for match in found.values()), reverse=True)
         if len(lengths) >= count or (found == before and lengths and lengths[-1] == longest):
             floor = lengths[min(count, len(lengths)) - 1]
-    return [start for _, start in sorted(found.values(), reverse=True)[:count]]
+    return sorted(found.values(), reverse=True)[:count]
 
 
 def suffix_lengths(text: np.ndarray, ends: np.ndarray, longest: int) -> np.ndarray:

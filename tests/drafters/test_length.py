@@ -1,0 +1,180 @@
+"""The draft length by cost: the arithmetic, what it settles on with perfect and useless drafters, and its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from toys import COSTS, near, run, shared_target
+
+from draftproof import costs
+from draftproof.contracts import Ask
+from draftproof.drafters.children import Shape
+from draftproof.drafters.length import AutoLength, Costs, Curve, best_depth
+from draftproof.drafters.model import ModelDrafter
+from draftproof.drafters.null import NullDrafter
+from draftproof.engine import Engine
+from draftproof.models.toy import ToyModel
+from draftproof.types import Proposal, SamplingParams, Step, chain
+from draftproof.verify import BlockRule, CoupledRule
+
+
+class Told:
+    """Proposes what the plain text says at each place, changed to another token where `wrong` says so."""
+
+    name = "told"
+    layers: tuple[int, ...] = ()
+    draws = branches = False
+    gamma = 16
+
+    def __init__(self, text: Sequence[int], wrong: bool, sure: bool) -> None:
+        self.text, self.wrong, self.sure = text, wrong, sure
+
+    def start(self, target: Any) -> Told:
+        return self
+
+    def observe(self, context: Sequence[int], drafted: Sequence[int], hidden: Any) -> None:
+        pass
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        return [self._one(ask) for ask in asks]
+
+    def _one(self, ask: Ask) -> Proposal:
+        tokens = self.text[len(ask.context) : len(ask.context) + ask.depth]
+        made = chain([(token + self.wrong) % 16 for token in tokens])
+        confidence = (0.5,) * len(tokens) if self.sure else ()
+        return Proposal(made.tokens, made.parents, confidence=confidence)
+
+
+def steps_with(drafter: AutoLength, params: SamplingParams) -> list[Step]:
+    return run(Engine(shared_target(), drafter, CoupledRule()), params)[1]
+
+
+def plain_text(length: int) -> list[int]:
+    made = Engine(shared_target(), NullDrafter(), CoupledRule())
+    return [0, 1, 0, *run(made, SamplingParams(max_tokens=length))[0]]
+
+
+curves = st.lists(st.floats(0.1, 5.0), min_size=1, max_size=6).map(lambda s: Curve(tuple(enumerate(s, 1))))
+
+
+@given(curves, st.floats(1, 30))
+def test_a_curve_never_falls_and_is_never_above_a_measurement_behind(curve: Curve, count: float) -> None:
+    assert curve.at(count) <= curve.at(count + 0.5) + 1e-12
+    assert all(curve.at(count) <= seconds + 1e-12 for at, seconds in curve.points if at >= count)
+
+
+def test_a_curve_is_linear_between_and_behind_its_points() -> None:
+    curve = Curve(((1, 1.0), (5, 2.0), (9, 4.0)))
+    assert [curve.at(n) for n in (0, 1, 3, 5, 7, 9, 11)] == [1.0, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0]
+
+
+@pytest.mark.parametrize("points", [(), ((2, 1.0), (1, 2.0)), ((1, 1.0), (1, 2.0)), ((1, float("nan")),)])
+def test_a_curve_refuses_what_is_none(points: tuple[tuple[int, float], ...]) -> None:
+    with pytest.raises(ValueError, match="cost curve"):
+        Curve(points)
+
+
+@given(st.lists(st.floats(0, 1), max_size=12), st.floats(0.1, 8))
+def test_the_best_depth_is_the_best_of_all(chances: list[float], rate: float) -> None:
+    def worth(depth: int) -> float:
+        reach, expected = 1.0, 1.0
+        for chance in chances[:depth]:
+            reach *= chance
+            expected += reach
+        return expected - rate * COSTS.step(depth, "model")
+
+    best = best_depth(chances, COSTS, "model", rate)
+    assert best.worth == pytest.approx(max(worth(depth) for depth in range(len(chances) + 1)))
+    assert best.worth == pytest.approx(worth(best.depth))
+
+
+@pytest.mark.parametrize("sure", [True, False])
+def test_a_useless_drafter_leaves_plain_decoding(sure: bool) -> None:
+    """Behind the first 64 tokens less than 5 % of the curve's seconds go to drafts (R2.1)."""
+    told = Told(plain_text(700), wrong=True, sure=sure)
+    made = AutoLength(*(([told], []) if sure else ([], [told])), Costs(COSTS.verify, {"told": Curve(((1, 0.5),))}))
+    steps = steps_with(made, SamplingParams(max_tokens=600))
+    late = steps[64:]
+    spent = sum(made.costs.step(step.num_draft_tokens, "told") for step in late)
+    assert spent < 1.05 * len(late) * made.costs.step(0, "")
+    assert sum(step.num_draft_tokens for step in steps[:64]) > 0
+
+
+@pytest.mark.parametrize("sure", [True, False])
+@pytest.mark.parametrize("knee", [4, 9])
+def test_a_perfect_drafter_is_asked_for_all_that_pays(sure: bool, knee: int) -> None:
+    """Verification is free up to `knee` tokens, and dearer than the tokens are worth behind it."""
+    told = Told(plain_text(500), wrong=False, sure=sure)
+    curve = Curve(((1, 1.0), (knee, 1.0), (knee + 1, 9.0)))
+    made = AutoLength(*(([told], []) if sure else ([], [told])), Costs(curve))
+    steps = steps_with(made, SamplingParams(max_tokens=400))
+    assert [step.num_draft_tokens for step in steps[-12:-2]] == [knee - 1] * 10
+    assert all(step.num_accepted_tokens == step.num_draft_tokens for step in steps[:-2])
+
+
+def test_a_drafter_that_gets_better_is_found_again() -> None:
+    """Wrong for 100 tokens, right from then on: drafting is back within the longest wait."""
+    text = plain_text(900)
+    told = Told([*((token + 1) % 16 for token in text[:100]), *text[100:]], wrong=False, sure=False)
+    made = AutoLength([], [told], Costs(COSTS.verify))
+    steps = steps_with(made, SamplingParams(max_tokens=800))
+    assert steps[-3].num_draft_tokens > 3
+
+
+def test_the_part_that_promises_more_drafts_and_is_named() -> None:
+    text = plain_text(300)
+    look, dear = Told(text, wrong=True, sure=True), ModelDrafter(near(shared_target(), 1.0), 16, Shape.of(4))
+    made = AutoLength([look], [dear], COSTS)
+    steps = steps_with(made, SamplingParams(max_tokens=200))
+    assert made.name == "told+model" and made.draws
+    assert {step.drafter for step in steps[-20:] if step.num_draft_tokens} == {"model"}
+
+
+def test_other_requests_do_not_change_a_seeds_text_under_a_ratio_rule() -> None:
+    made = AutoLength([], [ModelDrafter(near(shared_target()), 16, Shape.of(6))], COSTS)
+    engine = Engine(shared_target(), made, BlockRule())
+    params = [SamplingParams(temperature=1, max_tokens=60, seed=seed) for seed in range(4)]
+    together = [engine.submit([0, 1, 0], one) for one in params]
+    while any(request.finish_reason is None for request in together):
+        engine.step(together)
+    assert [request.output for request in together] == [run(engine, one)[0] for one in params]
+
+
+def test_many_requests_share_the_cost_of_a_step() -> None:
+    flat_then_steep = Costs(Curve(((1, 1.0), (8, 1.0), (16, 4.0))))
+    assert flat_then_steep.step(3, "", 2) == 0.5 and flat_then_steep.step(3, "", 4) == 1.0
+
+
+def test_measured_costs_are_positive_and_know_each_draft() -> None:
+    target = ToyModel(1)
+    made = costs.measure(target, [ModelDrafter(near(target), 16, Shape.of(4))], seconds=0.05)
+    assert made.verify.points[0][0] == 1 and made.verify.at(1) > 0
+    assert made.drafts["model"].at(4) > 0
+
+
+def test_costs_settle_on_the_least_and_are_then_remembered(tmp_path: Path) -> None:
+    made = [Costs(Curve(((1, 2.0), (4, 3.0)))), Costs(Curve(((1, 1.0), (4, 5.0)))), Costs(Curve(((1, 1.0), (4, 4.0))))]
+    calls = iter(made)
+    seen = [costs.remembered("x", tmp_path, lambda: next(calls)).verify.points for _ in range(4)]
+    assert seen == [((1, 2.0), (4, 3.0)), *[((1, 1.0), (4, 3.0))] * 3]
+    assert costs.remembered("y", tmp_path, lambda: made[0]).verify == made[0].verify
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"verify": 3, "drafts": {}, "settled": true}', '{"drafts": 1}'])
+def test_a_damaged_memory_is_made_again(content: str, tmp_path: Path) -> None:
+    made = Costs(Curve(((1, 2.0),)))
+    costs.remembered("x", tmp_path, lambda: made)
+    (file,) = tmp_path.iterdir()
+    file.write_text(content)
+    assert costs.remembered("x", tmp_path, lambda: made).verify == made.verify
+
+
+def test_where_nothing_can_be_written_costs_are_measured(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert costs.remembered("x", blocked / "costs", lambda: COSTS) == COSTS
