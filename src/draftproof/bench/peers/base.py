@@ -68,10 +68,14 @@ class Tuned:
 
 
 def tune(method: PeerMethod, prompts: Sequence[Sequence[int]], max_tokens: int, rounds: int = 2) -> Tuned:
-    """Try all settings in turn on these prompts, `rounds` times, and leave the method with the fastest."""
+    """Try all settings in turn on these prompts, `rounds` times, and leave the method with the fastest.
+
+    With one setting, or `max_tokens` 0, the first is taken untried.
+    """
     settings = list(method.settings())
     speeds = [0.0] * len(settings)
-    for _ in range(rounds if len(settings) > 1 else 0):
+    tried = len(settings) > 1 and max_tokens > 0
+    for _ in range(rounds if tried else 0):
         for index, setting in enumerate(settings):
             method.use(setting)
             method.answer(prompts[0], _WARM_UP_TOKENS)
@@ -80,7 +84,7 @@ def tune(method: PeerMethod, prompts: Sequence[Sequence[int]], max_tokens: int, 
             speeds[index] = max(speeds[index], speed)
     best = settings[speeds.index(max(speeds))]
     method.use(best)
-    return Tuned(best, list(zip(settings, speeds, strict=True)) if len(settings) > 1 else [])
+    return Tuned(best, list(zip(settings, speeds, strict=True)) if tried else [])
 
 
 class Recorder:
@@ -129,10 +133,11 @@ class Recorder:
 
 def _step(tokens: tuple[int, ...], verified: int, prefill: bool) -> Step:
     accepted = len(tokens) - 1
+    taken: Origin = "accepted"
     last: Origin = "plain" if not verified else "bonus" if accepted == verified else "correction"
     return Step(
         tokens=tokens,
-        origins=(*(("accepted",) * accepted), last),
+        origins=(*(taken,) * accepted, last),
         num_draft_tokens=verified,
         num_accepted_tokens=accepted,
         draft_depth=verified,
@@ -165,4 +170,3 @@ def thread_settings(threads: Sequence[int], **others: Sequence[int | str | bool]
     for name, values in others.items():
         settings = [{**setting, name: value} for value in values for setting in settings]
     return list(settings)
-

@@ -96,15 +96,18 @@ def check_same_weights(gguf: Path, folder: Path) -> None:
     """InputError unless embedding and final norm of the file, in bfloat16, are those of the folder."""
     from safetensors import safe_open
 
-    stored = {tensor.name: tensor for tensor in _reader(gguf).tensors}
+    reader = _reader(gguf)
+    stored = {tensor.name: tensor for tensor in reader.tensors}
     names = {"model.norm.weight": "output_norm.weight", "model.embed_tokens.weight": "token_embd.weight"}
     sentence = f"{gguf.name} does not hold the weights of {folder}: name the file that the folder was imported from"
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as weights:
             for name in names.keys() & set(weights.keys()):
-                theirs = stored.pop(names[name], None)
-                ours = weights.get_tensor(name).float().numpy()
-                if theirs is None or not np.array_equal(_bf16(_values(theirs, gguf)), _bf16(ours)):
+                ours, theirs = _bf16(weights.get_tensor(name).float().numpy()), stored.pop(names[name], None)
+                if theirs is None:
+                    raise InputError(f"{sentence}.")
+                offset = _offset(reader, theirs.name)
+                if not np.array_equal(_bf16(_values(theirs, gguf) - offset), ours):
                     raise InputError(f"{sentence}.")
     if set(names.values()) & set(stored):
         raise InputError(f"{sentence}.")
@@ -134,8 +137,8 @@ def _write(reader: Any, kind: str, out: Path, source: Path, report: Progress) ->
     wanted = GGMLQuantizationType[kind.upper()]
     total, done = sum(int(tensor.n_elements) for tensor in reader.tensors), 0
     for tensor in reader.tensors:
-        values = _values(tensor, source)
-        values = values if exact else _bf16(values)
+        values, offset = _values(tensor, source), _offset(reader, tensor.name)
+        values = values if exact else _bf16(values - offset) + offset
         stored = wanted if len(tensor.shape) > 1 else GGMLQuantizationType.F32
         try:
             writer.add_tensor(tensor.name, quantize(values, stored), raw_dtype=stored)
@@ -172,6 +175,12 @@ def _values(tensor: Any, source: Path) -> NDArray[np.float32]:
         raise InputError(
             f"{source.name}: its tensor {tensor.name} is stored as {tensor.tensor_type.name}, which is not supported."
         ) from error
+
+
+def _offset(reader: Any, name: str) -> np.float32:
+    """Gemma's norms multiply by 1 + weight; the file stores the sum."""
+    gemma = reader.fields["general.architecture"].contents() == "gemma3"
+    return np.float32(gemma and name.endswith("norm.weight"))
 
 
 def _bf16(values: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -56,9 +56,9 @@ class LlamaCppMethod:
 
     def _load(self, flash: bool) -> Any:
         """Look-up needs the logits of all rows, and its scores as many rows as the context has."""
-        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-
-        draft = None if self._lookup is None else LlamaPromptLookupDecoding(num_pred_tokens=self._lookup)
+        speculative = need(f"{MODULE}.llama_speculative", PACKAGE)
+        look = speculative.LlamaPromptLookupDecoding
+        draft = None if self._lookup is None else look(num_pred_tokens=self._lookup)
         context = self._work.context + (self._lookup or 0) + 1
         try:
             llama = self._library.Llama(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 
 import torch
@@ -11,7 +12,7 @@ from draftproof.bench.methods import Answer
 from draftproof.bench.ours import EngineMethod
 from draftproof.bench.peers.base import Setting, thread_settings
 from draftproof.catalog import Loaded, Place
-from draftproof.types import SamplingParams
+from draftproof.types import SamplingParams, Segment
 
 _BITS = {"int8": 8, "int4": 4}
 
@@ -56,24 +57,37 @@ class OurMethod:
         """Another thread count is another packed copy of the weights."""
         self.threads = int(setting["threads"])
         loaded, place = self._targets.get(self.spec, self.threads), Place(threads=self.threads)
+        # A model with threads of its own leaves one to PyTorch, which samples.
+        self._torch_threads = 1 if getattr(loaded.model, "threads", None) is not None else self.threads
+        torch.set_num_threads(self._torch_threads)
         engine = catalog.engine_for(loaded, self.drafter, "auto", place)
         self._inner = EngineMethod(self.drafter, engine, SamplingParams())
-        # A model with threads of its own leaves one to PyTorch, which samples.
-        self._torch_threads = 1 if hasattr(loaded.model, "threads") else self.threads
 
     def answer(self, prompt: Sequence[int], max_tokens: int, seed: int = 0) -> Answer:
         """InputError where no token can follow."""
         torch.set_num_threads(self._torch_threads)
         return self._inner.answer(prompt, max_tokens, seed)
 
+    def margin(self, context: Sequence[int], ours: int, theirs: int) -> float:
+        """How much higher the target scores one token than another behind this context, in logits."""
+        model = self._inner.engine.target
+        tokens = torch.tensor(list(context)).to(model.device)
+        (output,) = model.forward([Segment(model.new_cache(), tokens, tuple(range(-1, len(tokens) - 1)), rows=1)])
+        row = output.logits[0].float()
+        return float(row[ours] - row[theirs])
+
     def close(self) -> None:
         """The weights belong to the targets."""
         self._inner.close()
 
 
-def methods(specs_: Sequence[str], drafters: Sequence[str], targets: Targets, threads: Sequence[int]) -> list[OurMethod]:
+def methods(own: Sequence[str], drafters: Sequence[str], targets: Targets, threads: Sequence[int]) -> list[OurMethod]:
     """Every target with every drafter; of each target the null drafter comes first."""
     wanted = dict.fromkeys(["null", *drafters])
-    return [OurMethod(spec, drafter, targets, threads) for spec in dict.fromkeys(specs_) for drafter in wanted]
-
-
+    made = [OurMethod(spec, drafter, targets, threads) for spec in dict.fromkeys(own) for drafter in wanted]
+    seen = Counter[str]()
+    for method in made:
+        seen[method.name] += 1
+        if seen[method.name] > 1:
+            method.name += f" ({seen[method.name]})"
+    return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftproof.bench.compare import Item, Measured, Record, Round
@@ -11,8 +11,6 @@ from draftproof.bench.peers.base import PeerMethod, Tuned
 from draftproof.bench.peers.ours import OurMethod
 from draftproof.bench.report import first_difference
 
-Margin = Callable[[OurMethod, Sequence[int], int, int], float]
-"""(our method, context, our token, its token) -> how much higher our target scores our own, in logits."""
 _UNTOLD = {"alpha": None, "coverage": None, "cost_ratio_c": None}
 _SIZES = (16, 8, 4)
 
@@ -33,7 +31,6 @@ def complete(
     measured: Measured,
     methods: Mapping[str, Sequence[PeerMethod]],
     tuned: Mapping[str, Tuned],
-    margin: Margin,
 ) -> dict[str, Any]:
     """The report with, for each method, its project, setting and agreement, and `ahead`.
 
@@ -45,7 +42,7 @@ def complete(
     for entry in report["methods"]:
         project, method = kinds[entry["name"]]
         entry |= {"project": project, "bits": size_class(method.bits), **_setting(tuned[entry["name"]])}
-        entry |= _agreement(prompts, method.name, reference(method, ours), margin)
+        entry |= _agreement(prompts, method.name, reference(method, ours))
         if project != "draftproof":
             _forget(entry, method.counts)
     for answer in report["answers"]:
@@ -97,9 +94,7 @@ def _ratios(
     return estimates({category: row for category, row in rows.items() if row})
 
 
-def _agreement(
-    prompts: Mapping[Item, Sequence[Round]], name: str, against: OurMethod, margin: Margin
-) -> dict[str, Any]:
+def _agreement(prompts: Mapping[Item, Sequence[Round]], name: str, against: OurMethod) -> dict[str, Any]:
     """Does it write what our plain decoding of about the same weights writes, and if not, how near was the choice?"""
     apart: dict[str, dict[str, Any]] = {}
     for item, rounds in prompts.items():
@@ -107,7 +102,7 @@ def _agreement(
             plain, other = one.records[against.name], one.records[name]
             position = first_difference(plain, other)
             if position is not None:
-                apart[item.id] = {"position": position, "margin": _margin(item, plain, other, position, against, margin)}
+                apart[item.id] = {"position": position, "margin": _margin(item, plain, other, position, against)}
                 break
     return {
         "reference": against.name,
@@ -117,14 +112,12 @@ def _agreement(
     }
 
 
-def _margin(
-    item: Item, plain: Record, other: Record, position: int, against: OurMethod, margin: Margin
-) -> float | None:
+def _margin(item: Item, plain: Record, other: Record, position: int, against: OurMethod) -> float | None:
     """None where one of the two ended before the other, so that there is no pair of tokens."""
     if position >= min(len(plain.tokens), len(other.tokens)):
         return None
     context = [*item.tokens, *plain.tokens[:position]]
-    return margin(against, context, plain.tokens[position], other.tokens[position])
+    return against.margin(context, plain.tokens[position], other.tokens[position])
 
 
 def _setting(tuned: Tuned) -> dict[str, Any]:
@@ -141,12 +134,18 @@ def _forget(entry: dict[str, Any], counts: bool) -> None:
     if known is not None:
         keep = ("num_spec_steps", "mean_acceptance_length")
         if counts:
-            keep += ("num_drafted_steps", "num_draft_tokens", "num_accepted_draft_tokens", "draft_acceptance_rate", "coverage")  # type: ignore[assignment]
+            keep += (
+                "num_drafted_steps",
+                "num_draft_tokens",
+                "num_accepted_draft_tokens",
+                "draft_acceptance_rate",
+                "coverage",
+            )  # type: ignore[assignment]
         entry["speculation"] = {key: known[key] for key in keep}
     if not counts:
         entry["acceptance_by_position"] = {}
     for one in entry["categories"].values():
-        one |= _UNTOLD if not counts else {key: None for key in ("alpha", "cost_ratio_c")}
+        one |= _UNTOLD if not counts else dict.fromkeys(("alpha", "cost_ratio_c"))
 
 
 def _numbers(one: Estimate) -> dict[str, Any]:
