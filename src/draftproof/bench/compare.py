@@ -72,7 +72,7 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Round:
+class Trial:
     """One prompt, answered once by every method, one answer right after the other."""
 
     item: Item
@@ -81,15 +81,15 @@ class Round:
 
 @dataclass(frozen=True)
 class Measured:
-    """All complete rounds. interrupted: Ctrl-C ended the run before its plan was fulfilled."""
+    """All complete trials. interrupted: Ctrl-C ended the run before its plan was fulfilled."""
 
-    rounds: tuple[Round, ...]
+    trials: tuple[Trial, ...]
     interrupted: bool = False
 
-    def by_prompt(self) -> dict[Item, list[Round]]:
-        """The rounds of every prompt, in the order of the prompts."""
-        made: dict[Item, list[Round]] = {}
-        for one in self.rounds:
+    def by_prompt(self) -> dict[Item, list[Trial]]:
+        """The trials of every prompt, in the order of the prompts."""
+        made: dict[Item, list[Trial]] = {}
+        for one in self.trials:
             made.setdefault(one.item, []).append(one)
         return made
 
@@ -106,21 +106,22 @@ def measure(
 ) -> Measured:
     """Every prompt answered `repeats` times by every method; a whole pass over the prompts comes before the next.
 
-    Each method's first answer is dropped. progress: rounds done, of repeats x prompts. Ctrl-C ends it and keeps what
+    Each method's first answer is dropped. progress: trials done, of repeats x prompts. Ctrl-C ends it and keeps what
     is complete.
     """
-    rounds: list[Round] = []
+    trials: list[Trial] = []
     try:
         for method in methods:
             method.answer(items[0].tokens, plan.max_tokens, plan.seed)
+            progress(0)
         for repeat in range(plan.repeats):
             for number, item in enumerate(items):
-                rounds.append(_round(order(methods, repeat + number), item, plan))
-                progress(len(rounds))
+                trials.append(_trial(order(methods, repeat + number), item, plan))
+                progress(len(trials))
     except KeyboardInterrupt:
-        return Measured(tuple(rounds), interrupted=True)
-    return Measured(tuple(rounds))
+        return Measured(tuple(trials), interrupted=True)
+    return Measured(tuple(trials))
 
 
-def _round(methods: Sequence[Method], item: Item, plan: Plan) -> Round:
-    return Round(item, {one.name: Record.of(one.answer(item.tokens, plan.max_tokens, plan.seed)) for one in methods})
+def _trial(methods: Sequence[Method], item: Item, plan: Plan) -> Trial:
+    return Trial(item, {one.name: Record.of(one.answer(item.tokens, plan.max_tokens, plan.seed)) for one in methods})

@@ -16,7 +16,7 @@ from draftproof.contracts import Model
 from draftproof.session import Session, prefill
 from draftproof.types import InputError, chain
 
-_READ_BYTES = 1 << 29
+_READ_BYTES = 1 << 28
 _READS = 3
 _TRIALS = 5
 
@@ -135,6 +135,7 @@ def measure(
     try:
         probes = {one.name: [Probe(one.model, c, max(plan.tokens)) for c in plan.contexts] for one in contenders}
         readers = {place: Reader(*place) for place in map(_place, contenders)}
+        progress(0)
         for repeat in range(plan.repeats):
             for place, reader in readers.items():
                 bandwidth.reads.setdefault(place, []).append(reader.speed())
@@ -169,30 +170,34 @@ def best_threads(model: Model, most: int) -> int:
 
 
 class Reader:
-    """Reads 512 MiB again and again.
+    """Reads much more memory than a cache holds, again and again.
 
-    On a CPU: the largest number of a float32 array of that size, each thread with a part of its own (numpy's `max`
-    has no arithmetic to wait for and lets other threads run). On another device: the sum of such a tensor.
+    On a CPU: 256 MiB, each thread with a part of its own, by two of numpy's reductions in turn: the largest number of
+    it as float32, and the bitwise or of it as int64. Neither has arithmetic worth waiting for, and both let other
+    threads run. On another device: the sum of a float32 tensor of 2 GiB.
     """
 
     def __init__(self, device: str, threads: int) -> None:
-        self._read: Callable[[], object]
+        self._reads: list[Callable[[], object]]
         if device == "cpu":
-            parts, pool = np.array_split(np.ones(_READ_BYTES // 4, np.float32), threads), ThreadPoolExecutor(threads)
-            self._read = lambda: list(pool.map(np.max, parts))
+            self._bytes, pool = _READ_BYTES, ThreadPoolExecutor(threads)
+            parts = np.array_split(np.ones(_READ_BYTES // 8, np.int64), threads)
+            floats = [part.view(np.float32) for part in parts]
+            largest, either = np.maximum.reduce, np.bitwise_or.reduce
+            self._reads = [lambda: list(pool.map(largest, floats)), lambda: list(pool.map(either, parts))]
         else:
-            numbers = torch.ones(_READ_BYTES // 4, device=device)
-            self._read = lambda: float(numbers.sum())
+            numbers = torch.ones(2 * _READ_BYTES, device=device)
+            self._bytes, self._reads = 8 * _READ_BYTES, [lambda: float(numbers.sum())]
 
     def speed(self) -> float:
-        """Bytes a second: the best of a few reads behind one that is dropped."""
-        self._read()
-        return max(self._once() for _ in range(_READS))
+        """Bytes a second: the best of a few reads of each kind, behind one that is dropped."""
+        return max(self._bytes / self._seconds(read) for read in self._reads for _ in range(_READS))
 
-    def _once(self) -> float:
+    def _seconds(self, read: Callable[[], object]) -> float:
+        read()
         began = time.perf_counter()
-        self._read()
-        return _READ_BYTES / (time.perf_counter() - began)
+        read()
+        return time.perf_counter() - began
 
 
 def _place(one: Contender) -> tuple[str, int]:

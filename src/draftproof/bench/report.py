@@ -1,4 +1,4 @@
-"""From measured rounds to the numbers of a report. Every field: results/README.md."""
+"""From measured trials to the numbers of a report. Every field: results/README.md."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from statistics import median
 from typing import Any
 
 from draftproof.bench import predict
-from draftproof.bench.compare import Item, Measured, Record, Round
+from draftproof.bench.compare import Item, Measured, Record, Trial
 from draftproof.bench.estimates import Estimate, estimates, geometric_mean
 from draftproof.stats import Stats, ratio
 from draftproof.types import InputError
 
 Curve = Mapping[int, float]
-ByPrompt = Mapping[Item, Sequence[Round]]
+ByPrompt = Mapping[Item, Sequence[Trial]]
 Ratio = Callable[[Record, Record], float | None]
 
 
@@ -24,17 +24,17 @@ def report(measured: Measured, names: Sequence[str], curve: Curve | None = None)
     InputError where there is nothing to report.
     """
     every = measured.by_prompt()
-    usable = {item: rounds for item, rounds in every.items() if all(r.tokens for one in rounds for r in _of(one))}
+    usable = {item: trials for item, trials in every.items() if all(r.tokens for one in trials for r in _of(one))}
     if not usable:
         raise InputError("no prompt was answered with a token by every method, so there is nothing to compare.")
     return {
         "baseline": names[0],
         "prompts": len(usable),
-        "repeats": min(len(rounds) for rounds in usable.values()),
+        "repeats": min(len(trials) for trials in usable.values()),
         "interrupted": measured.interrupted,
         "without_tokens": [item.id for item in every if item not in usable],
         "methods": [_method(usable, name, names[0], curve) for name in names],
-        "answers": [_answers(item, rounds, names) for item, rounds in usable.items()],
+        "answers": [_answers(item, trials, names) for item, trials in usable.items()],
     }
 
 
@@ -63,15 +63,15 @@ def decode_speedup(plain: Record, other: Record) -> float | None:
 
 def _method(prompts: ByPrompt, name: str, baseline: str, curve: Curve | None) -> dict[str, Any]:
     """One entry of `methods`."""
-    parts: dict[str, dict[Item, Sequence[Round]]] = {}
-    for item, rounds in prompts.items():
-        parts.setdefault(item.category, {})[item] = rounds
+    parts: dict[str, dict[Item, Sequence[Trial]]] = {}
+    for item, trials in prompts.items():
+        parts.setdefault(item.category, {})[item] = trials
     wall, wall_mean = estimates({c: _ratios(part, name, baseline, speedup) for c, part in parts.items()})
-    records = [one.records[name] for rounds in prompts.values() for one in rounds]
+    records = [one.records[name] for trials in prompts.values() for one in trials]
     categories = {
         category: _numbers(wall[category]) | _category(part, name, baseline, curve) for category, part in parts.items()
     }
-    pairs = [(one.records[baseline], one.records[name]) for rounds in prompts.values() for one in rounds]
+    pairs = [(one.records[baseline], one.records[name]) for trials in prompts.values() for one in trials]
     decode = [one["decode_speedup"] for one in categories.values()]
     predicted = [one["predicted_speedup"] for one in categories.values()]
     return {
@@ -90,20 +90,20 @@ def _method(prompts: ByPrompt, name: str, baseline: str, curve: Curve | None) ->
 
 def _category(part: ByPrompt, name: str, baseline: str, curve: Curve | None) -> dict[str, Any]:
     """What a method did on the prompts of one category."""
-    records = [one.records[name] for rounds in part.values() for one in rounds]
+    records = [one.records[name] for trials in part.values() for one in trials]
     behind = [row for row in _ratios(part, name, baseline, decode_speedup) if row]
     firsts = [record.first_seconds for record in records if record.first_seconds is not None]
     stats = _pooled(records)
-    plain = [one.records[baseline].target_seconds for rounds in part.values() for one in rounds]
+    plain = [one.records[baseline].target_seconds for trials in part.values() for one in trials]
     unit = [seconds for seconds in plain if seconds is not None]
     theory = {} if stats is None or not unit else _theory(records, stats, median(unit), curve)
     return {
         "prompts": len(part),
-        "tokens": sum(len(rounds[0].records[name].tokens) for rounds in part.values()),
+        "tokens": sum(len(trials[0].records[name].tokens) for trials in part.values()),
         "decode_speedup": median(median(row) for row in behind) if behind else None,
         "predicted_speedup": None,
         "predicted_from_lengths": None,
-        "tokens_per_s": median(median(one.records[name].tokens_per_s for one in rounds) for rounds in part.values()),
+        "tokens_per_s": median(median(one.records[name].tokens_per_s for one in trials) for trials in part.values()),
         "first_token_seconds": median(firsts) if firsts else None,
         "mean_acceptance_length": None if stats is None else stats.mean_acceptance_length,
         "alpha": None if stats is None or not stats.draft_tokens else stats.alpha,
@@ -114,7 +114,7 @@ def _category(part: ByPrompt, name: str, baseline: str, curve: Curve | None) -> 
 
 
 def _theory(records: Sequence[Record], stats: Stats, unit: float, curve: Curve | None) -> dict[str, float]:
-    """Cost ratio and predicted speed-ups; unit: seconds of a plain target call in the same rounds."""
+    """Cost ratio and predicted speed-ups; unit: seconds of a plain target call in the same trials."""
     drafting = stats.seconds["draft"] / unit
     made = {"cost_ratio_c": ratio(drafting, stats.draft_tokens)}
     shapes: Counter[tuple[int, int]] = sum((record.shapes for record in records), Counter())
@@ -147,12 +147,12 @@ def _speculation(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _answers(item: Item, rounds: Sequence[Round], names: Sequence[str]) -> dict[str, Any]:
+def _answers(item: Item, trials: Sequence[Trial], names: Sequence[str]) -> dict[str, Any]:
     """The measured times of one prompt, for whoever wants to compute with them."""
     methods = {}
     for name in names:
-        records = [one.records[name] for one in rounds]
-        apart = (first_difference(one.records[names[0]], one.records[name]) for one in rounds)
+        records = [one.records[name] for one in trials]
+        apart = (first_difference(one.records[names[0]], one.records[name]) for one in trials)
         methods[name] = {
             "tokens": [len(record.tokens) for record in records],
             "seconds": [record.seconds for record in records],
@@ -163,16 +163,16 @@ def _answers(item: Item, rounds: Sequence[Round], names: Sequence[str]) -> dict[
 
 
 def _ratios(part: ByPrompt, name: str, baseline: str, ratio_of: Ratio) -> list[list[float]]:
-    """A row a prompt, a ratio a round: both times were taken one right after the other."""
-    rows = [[ratio_of(one.records[baseline], one.records[name]) for one in rounds] for rounds in part.values()]
+    """A row a prompt, a ratio a trial: both times were taken one right after the other."""
+    rows = [[ratio_of(one.records[baseline], one.records[name]) for one in trials] for trials in part.values()]
     return [[value for value in row if value is not None] for row in rows]
 
 
 def _pooled_speed(prompts: ByPrompt, name: str, count: Callable[[Record], tuple[int, float] | None]) -> float | None:
     """Tokens / seconds over all prompts, each with the median of its repeats; None where a method cannot say."""
     tokens, seconds = 0.0, 0.0
-    for rounds in prompts.values():
-        counted = [one for one in (count(r.records[name]) for r in rounds) if one is not None]
+    for trials in prompts.values():
+        counted = [one for one in (count(r.records[name]) for r in trials) if one is not None]
         if counted:
             tokens += median(n for n, _ in counted)
             seconds += median(s for _, s in counted)
@@ -190,7 +190,7 @@ def _pooled(records: Iterable[Record]) -> Stats | None:
     return Stats.pooled(stats) if stats else None
 
 
-def _of(one: Round) -> Iterable[Record]:
+def _of(one: Trial) -> Iterable[Record]:
     return one.records.values()
 
 

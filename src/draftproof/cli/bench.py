@@ -8,7 +8,7 @@ from draftproof.cli import bench_cost, bench_peers, bench_run
 
 HELP = """Measure: what a target call costs, and what speculation brings.
 
-Methods are interleaved, warm-ups dropped, every figure has an interval, and the report says where it comes from.
+Methods are interleaved, warm-ups dropped, speed-ups have intervals, and each report says where it comes from.
 """
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=HELP)
 app.command("cost", help=bench_cost.HELP)(bench_cost.command)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from draftproof.catalog import Place
     from draftproof.contracts import Model
 
+_DIGITS = 7
 # One line a paragraph: typer keeps the line ends of a docstring.
 HELP = """Time a target call over 1 ... 16 tokens, for one or more models side by side.
 
@@ -29,7 +30,7 @@ once is put beside the memory bandwidth, which is measured in the same run.
 def command(
     output: ReportOptions,
     models: Annotated[
-        list[str] | None, typer.Argument(metavar="[MODEL]...", help="native:FOLDER, hf:FOLDER; without one the demo's.")
+        list[str] | None, typer.Argument(metavar="MODEL", help="native:FOLDER, hf:FOLDER; without one the demo's.")
     ] = None,
     tokens: Annotated[str, typer.Option(metavar="LIST", help="Tokens of a call, such as 1-8,12,16.")] = "1-16",
     contexts: Annotated[str, typer.Option(metavar="LIST", help="Context lengths before it.")] = "100,1000",
@@ -49,7 +50,8 @@ def command(
     contenders = load(models or [""], setup.settle(device, dtype, threads))
     with show.Bar("timing target calls", plan.size * len(contenders)) as bar:
         curves, bandwidth = cost.measure(contenders, plan, bar.update)
-    report = {"kind": "cost", "repeats": repeats, **cost.report(contenders, curves, bandwidth), "provenance": origin}
+    report = {"kind": "cost", "repeats": repeats, **cost.report(contenders, curves, bandwidth)}
+    report |= {"notes": benching.busy(origin), "provenance": origin}
     benching.deliver(report, output, lambda: bench_tables.show_cost(report, output.markdown, output.color))
 
 
@@ -92,17 +94,18 @@ def short(name: str) -> str:
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
     """`1-4,8` -> 1, 2, 3, 4, 8."""
+    from draftproof.files import shortened
     from draftproof.types import InputError
 
     found: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or len(part) > 16:
-            raise InputError(f"{option} takes whole numbers and ranges such as 1-8,12,16, not {part.strip()!r}.")
-        found += range(int(first), int(last or first) + 1)
-    if not found or min(found) < 1 or max(found) > _MOST:
-        raise InputError(f"{option} takes numbers between 1 and {_MOST:,}, not {text}.")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise InputError(f"{option} takes whole numbers and ranges such as 1-8,12,16, not {shortened(text)!r}.")
+        ends = [int(end[:_DIGITS]) for end in (first, last or first)]
+        if not 1 <= ends[0] <= ends[1] < 10 ** (_DIGITS - 1):
+            raise InputError(
+                f"{option} takes numbers between 1 and {10 ** (_DIGITS - 1) - 1:,}, not {shortened(text)}."
+            )
+        found += range(ends[0], ends[1] + 1)
     return tuple(dict.fromkeys(found))
-
-
-_MOST = 1_000_000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from draftproof.bench.ours import EngineMethod
     from draftproof.catalog import Loaded, Place
 
-_model = partial(typer.Option, rich_help_panel="Models and methods")
+_model = partial(typer.Option, rich_help_panel="Models and method")
 _COST_REPEATS, _COST_SIZES = 9, 16
 # One line a paragraph: typer keeps the line ends of a docstring.
 HELP = """Speculation against plain decoding on natural prompts, by category.
@@ -69,7 +69,7 @@ def command(models: MethodOptions, texts: PromptOptions, runs: RunOptions, outpu
     prompts, left_out = benching.items(_text(target), texts, None if limit is None else limit - plan.max_tokens)
     _announce(target, methods, prompts, plan)
     made = benching.measured(methods, prompts, plan)
-    cost = None if made.interrupted else _cost(target, made, plan)
+    made, cost = _with_cost(target, made, plan)
     curve = None if cost is None else {int(k): value for k, value in cost["ratio"].items()}
     result: dict[str, Any] = {
         "kind": "run",
@@ -123,6 +123,16 @@ def _text(target: Loaded) -> Any:
     return target.text
 
 
+def _with_cost(target: Loaded, made: Measured, plan: Plan) -> tuple[Measured, dict[str, Any] | None]:
+    """The cost of target calls beside what was measured, which Ctrl-C must not lose."""
+    if made.interrupted:
+        return made, None
+    try:
+        return made, _cost(target, made, plan)
+    except KeyboardInterrupt:
+        return replace(made, interrupted=True), None
+
+
 def _cost(target: Loaded, made: Measured, plan: Plan) -> dict[str, Any]:
     """The cost of target calls as long as those of the run, behind a context as long as its middle one."""
     import torch
@@ -131,11 +141,11 @@ def _cost(target: Loaded, made: Measured, plan: Plan) -> dict[str, Any]:
     from draftproof.cli import show
     from draftproof.cli.setup import threads_of
 
-    nodes = {size for one in made.rounds for record in one.records.values() for size, _ in record.shapes}
+    nodes = {size for one in made.trials for record in one.records.values() for size, _ in record.shapes}
     sizes = sorted({1, *(1 + size for size in nodes)})
     while len(sizes) > _COST_SIZES:
         sizes = [*sizes[:-1:2], sizes[-1]]
-    context = int(median(len(one.item.tokens) for one in made.rounds)) + plan.max_tokens // 2
+    context = int(median(len(one.item.tokens) for one in made.trials)) + plan.max_tokens // 2
     if target.model.max_context is not None:
         context = max(1, min(context, target.model.max_context - sizes[-1]))
     contender = cost.Contender(target.model.name, target.model, threads_of(target.model), torch.get_num_threads())

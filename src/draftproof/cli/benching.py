@@ -105,23 +105,23 @@ def items(text: Text, options: PromptOptions, room: int | None) -> tuple[list[It
 
 
 def measured(methods: Sequence[Method], prompts: Sequence[Item], plan: Plan) -> Measured:
-    """All rounds, behind a progress bar. Ctrl-C keeps the complete ones; without any it is Ctrl-C."""
+    """All trials, behind a progress bar. Ctrl-C keeps the complete ones; without any it is Ctrl-C."""
     from draftproof.bench.compare import measure
     from draftproof.cli import show
 
     with show.Bar("measuring", plan.repeats * len(prompts)) as bar:
         made = measure(methods, prompts, plan, bar.update)
-    if not made.rounds:
+    if not made.trials:
         raise KeyboardInterrupt
     return made
 
 
 def notes(report: dict[str, Any], planned: int) -> list[str]:
-    """What limits these numbers, in sentences. planned: rounds that were wanted."""
+    """What limits these numbers, in sentences. planned: trials that were wanted."""
     made = []
     if report["interrupted"]:
         done = sum(len(one["methods"][report["baseline"]]["seconds"]) for one in report["answers"])
-        made.append(f"Stopped before the end: {done} of {planned} rounds are complete and counted.")
+        made.append(f"Stopped before the end: {done} of {planned} trials are complete and counted.")
     if report["repeats"] < ENOUGH_REPEATS:
         made.append(f"Fewer than {ENOUGH_REPEATS} repeats: the intervals are too narrow to be trusted.")
     categories = report["methods"][0]["categories"]
@@ -130,10 +130,15 @@ def notes(report: dict[str, Any], planned: int) -> list[str]:
     for key, why in (("left_out", "too long for the context"), ("without_tokens", "answered without a token")):
         if report.get(key):
             made.append(f"Left out, {why}: {', '.join(report[key])}.")
-    load, cores = report["provenance"]["load_average"], report["provenance"]["cores"]
-    if load is not None and load > cores / 2:
-        made.append(f"Other programs were running: load average {load:.1f} on {cores} cores. Times are noisy.")
-    return made
+    return [*made, *busy(report["provenance"])]
+
+
+def busy(provenance: dict[str, Any]) -> list[str]:
+    """A sentence where the machine had other work."""
+    load, cores = provenance["load_average"], provenance["cores"]
+    if load is None or load <= cores / 2:
+        return []
+    return [f"Other programs were running: load average {load:.1f} on {cores} cores. Times are noisy."]
 
 
 def deliver(report: dict[str, Any], options: ReportOptions, show_tables: Callable[[], None]) -> None:

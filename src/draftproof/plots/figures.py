@@ -40,7 +40,7 @@ def cost(report: Report) -> Any:
             left.plot(counts, [1e3 * seconds for seconds in curve["tokens"].values()], **look)
             right.plot(counts, list(curve["ratio"].values()), **look)
     right.axhline(1, color=style.INK, linewidth=0.8, zorder=0)
-    longest = max(int(k) for k in models[0]["tokens"])
+    longest = max(int(k) for curve in models[0]["by_context"].values() for k in curve["tokens"])
     for axes, title in ((left, "Time of a target call, ms"), (right, "Ratio to a call over one token")):
         axes.set_title(title)
         axes.set_xlabel("tokens in the call")
@@ -58,7 +58,7 @@ def speedups(report: Report, methods: Sequence[Report]) -> Any:
     """Categories downwards, a point with its 95 % interval for each method; the line at 1 is the baseline."""
     names = list(methods[0]["categories"])
     rows = [*names, "geometric mean"]
-    made, (axes,) = style.figure(7.2, 1.5 + max(0.36, 0.17 * len(methods)) * len(rows))
+    made, (axes,) = style.figure(7.2, 1.5 + max(0.36, 0.15 + 0.08 * len(methods)) * len(rows))
     axes.axvline(1, color=style.INK, linewidth=0.8)
     for number, method in enumerate(methods):
         entries = [*(method["categories"][name] for name in names), {**method, "speedup": method["geomean_speedup"]}]
