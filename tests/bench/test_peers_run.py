@@ -10,7 +10,7 @@ import pytest
 from cli.calls import Call
 from models.gguf_files import small_model, write_gguf
 
-from draftproof.bench.compare import Item, Measured, Record, Round
+from draftproof.bench.compare import Item, Measured, Record, Trial
 from draftproof.bench.peers import results
 from draftproof.bench.peers.base import Tuned, Work
 from draftproof.bench.peers.ours import OurMethod, Targets
@@ -132,9 +132,9 @@ def test_tokens_are_compared_within_a_size_and_speed_with_the_best_mode() -> Non
     said = {"ours": (1, 2, 3), "ours8": (1, 2, 4), "slow": (1, 2, 3), "fast": (1, 5, 3), "small": (1, 2, 4)}
     seconds = {"ours": 1.0, "ours8": 0.5, "slow": 4.0, "fast": 2.0, "small": 1.0}
     item = Item("a", "one", (7, 7))
-    rounds = (Round(item, {name: Record(said[name], seconds[name], 0.1) for name in said}),) * 2
+    trials = (Trial(item, {name: Record(said[name], seconds[name], 0.1) for name in said}),) * 2
     methods: dict[str, Any] = {"draftproof": ours, "other": theirs}
-    measured, tuned = Measured(rounds), {name: Tuned({"threads": 1}) for name in said}
+    measured, tuned = Measured(trials), {name: Tuned({"threads": 1}) for name in said}
     made = results.complete(report(measured, list(said)), measured, methods, tuned)
     entries = {one["name"]: one for one in made["methods"]}
     assert {name: one["reference"] for name, one in entries.items()} == {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from draftproof.bench.compare import Item, Measured, Record, Round
+from draftproof.bench.compare import Item, Measured, Record, Trial
 from draftproof.bench.estimates import Estimate, estimates
 from draftproof.bench.peers.base import PeerMethod, Tuned
 from draftproof.bench.peers.ours import OurMethod
@@ -53,7 +53,7 @@ def complete(
 
 
 def ahead(
-    report: Mapping[str, Any], prompts: Mapping[Item, Sequence[Round]], kinds: Mapping[str, tuple[str, PeerMethod]]
+    report: Mapping[str, Any], prompts: Mapping[Item, Sequence[Trial]], kinds: Mapping[str, tuple[str, PeerMethod]]
 ) -> list[dict[str, Any]]:
     """Each of our methods against the best mode of each other project, by category and size of weights."""
     speeds = {entry["name"]: entry["categories"] for entry in report["methods"]}
@@ -84,21 +84,21 @@ def ahead(
 
 
 def _ratios(
-    prompts: Mapping[Item, Sequence[Round]], ours: str, best: Mapping[str, str]
+    prompts: Mapping[Item, Sequence[Trial]], ours: str, best: Mapping[str, str]
 ) -> tuple[dict[str, Estimate], Estimate]:
     rows: dict[str, list[list[float]]] = {category: [] for category in best}
-    for item, rounds in prompts.items():
-        pairs = [(one.records[ours], one.records[best[item.category]]) for one in rounds]
+    for item, trials in prompts.items():
+        pairs = [(one.records[ours], one.records[best[item.category]]) for one in trials]
         if all(a.tokens and b.tokens for a, b in pairs):
             rows[item.category].append([a.tokens_per_s / b.tokens_per_s for a, b in pairs])
     return estimates({category: row for category, row in rows.items() if row})
 
 
-def _agreement(prompts: Mapping[Item, Sequence[Round]], name: str, against: OurMethod) -> dict[str, Any]:
+def _agreement(prompts: Mapping[Item, Sequence[Trial]], name: str, against: OurMethod) -> dict[str, Any]:
     """Does it write what our plain decoding of about the same weights writes, and if not, how near was the choice?"""
     apart: dict[str, dict[str, Any]] = {}
-    for item, rounds in prompts.items():
-        for one in rounds:
+    for item, trials in prompts.items():
+        for one in trials:
             plain, other = one.records[against.name], one.records[name]
             position = first_difference(plain, other)
             if position is not None:
