@@ -11,8 +11,11 @@ from draftproof.bench.peers.base import PeerMethod, Tuned
 from draftproof.bench.peers.ours import OurMethod
 from draftproof.bench.report import first_difference
 
-_UNTOLD = {"alpha": None, "coverage": None, "cost_ratio_c": None}
+# What is known of other projects' calls: the tokens they brought, and of some (`PeerMethod.counts`) the draft tokens.
+_BROUGHT = ("num_spec_steps", "mean_acceptance_length")
+_DRAFTED = ("num_drafted_steps", "num_draft_tokens", "num_accepted_draft_tokens", "draft_acceptance_rate", "coverage")
 _SIZES = (16, 8, 4)
+_OURS = "draftproof"
 
 
 def size_class(bits: int) -> int:
@@ -36,19 +39,21 @@ def complete(
 
     methods: by project, ours under "draftproof" and first.
     """
-    ours = [one for one in methods["draftproof"] if isinstance(one, OurMethod)]
+    ours = [one for one in methods[_OURS] if isinstance(one, OurMethod)]
     kinds = {one.name: (project, one) for project, group in methods.items() for one in group}
-    prompts = measured.by_prompt()
+    counted = {answer["id"] for answer in report["answers"]}
+    prompts = {item: trials for item, trials in measured.by_prompt().items() if item.id in counted}
+    apart: dict[str, Mapping[str, Any]] = {}
     for entry in report["methods"]:
         project, method = kinds[entry["name"]]
         entry |= {"project": project, "bits": size_class(method.bits), **_setting(tuned[entry["name"]])}
         entry |= _agreement(prompts, method.name, reference(method, ours))
-        if project != "draftproof":
+        apart[entry["name"]] = entry["first_differences"]
+        if project != _OURS:
             _forget(entry, method.counts)
     for answer in report["answers"]:
         for name, one in answer["methods"].items():
-            found = next(e for e in report["methods"] if e["name"] == name)["first_differences"]
-            one["first_difference"] = found.get(answer["id"], {}).get("position")
+            one["first_difference"] = apart[name].get(answer["id"], {}).get("position")
     return {**report, "ahead": ahead(report, prompts, kinds)}
 
 
@@ -57,41 +62,32 @@ def ahead(
 ) -> list[dict[str, Any]]:
     """Each of our methods against the best mode of each other project, by category and size of weights."""
     speeds = {entry["name"]: entry["categories"] for entry in report["methods"]}
-    projects = dict.fromkeys(project for project, _ in kinds.values() if project != "draftproof")
+    projects = dict.fromkeys(project for project, _ in kinds.values() if project != _OURS)
     sizes = {name: size_class(method.bits) for name, (_, method) in kinds.items()}
     made = []
-    for ours in (name for name, (project, _) in kinds.items() if project == "draftproof"):
+    for ours in (name for name, (project, _) in kinds.items() if project == _OURS):
         for project in projects:
             modes = [n for n, (p, _) in kinds.items() if p == project and sizes[n] == sizes[ours]]
-            if not modes:
-                continue
-            best = {c: max(modes, key=lambda name, c=c: speeds[name][c]["tokens_per_s"]) for c in speeds[ours]}  # type: ignore[misc]
-            ratios, mean = _ratios(prompts, ours, best)
-            categories = {c: {"best": best[c], **_numbers(one)} for c, one in ratios.items()}
-            made.append(
-                {
-                    "name": ours,
-                    "project": project,
-                    "bits": sizes[ours],
-                    "geomean": mean.value,
-                    "low": mean.low,
-                    "high": mean.high,
-                    "everywhere": all(one["ratio"] > 1 for one in categories.values()),
-                    "categories": categories,
-                }
-            )
+            if modes:
+                best = {c: max(modes, key=lambda n, c=c: speeds[n][c]["tokens_per_s"]) for c in speeds[ours]}  # type: ignore[misc]
+                made.append({"name": ours, "project": project, "bits": sizes[ours], **_lead(prompts, ours, best)})
     return made
 
 
-def _ratios(
-    prompts: Mapping[Item, Sequence[Trial]], ours: str, best: Mapping[str, str]
-) -> tuple[dict[str, Estimate], Estimate]:
+def _lead(prompts: Mapping[Item, Sequence[Trial]], ours: str, best: Mapping[str, str]) -> dict[str, Any]:
+    """Our tokens/s over those of the best mode of each category."""
     rows: dict[str, list[list[float]]] = {category: [] for category in best}
     for item, trials in prompts.items():
         pairs = [(one.records[ours], one.records[best[item.category]]) for one in trials]
-        if all(a.tokens and b.tokens for a, b in pairs):
-            rows[item.category].append([a.tokens_per_s / b.tokens_per_s for a, b in pairs])
-    return estimates({category: row for category, row in rows.items() if row})
+        rows[item.category].append([a.tokens_per_s / b.tokens_per_s for a, b in pairs])
+    ratios, mean = estimates(rows)
+    return {
+        "geomean": mean.value,
+        "low": mean.low,
+        "high": mean.high,
+        "everywhere": all(one.value > 1 for one in ratios.values()),
+        "categories": {category: {"best": best[category], **_numbers(one)} for category, one in ratios.items()},
+    }
 
 
 def _agreement(prompts: Mapping[Item, Sequence[Trial]], name: str, against: OurMethod) -> dict[str, Any]:
@@ -128,24 +124,13 @@ def _setting(tuned: Tuned) -> dict[str, Any]:
 
 
 def _forget(entry: dict[str, Any], counts: bool) -> None:
-    """Of another project's call only its tokens are known, and of some its draft tokens: what else was derived goes."""
-    entry["timing"] = None
-    known = entry["speculation"]
-    if known is not None:
-        keep = ("num_spec_steps", "mean_acceptance_length")
-        if counts:
-            keep += (
-                "num_drafted_steps",
-                "num_draft_tokens",
-                "num_accepted_draft_tokens",
-                "draft_acceptance_rate",
-                "coverage",
-            )  # type: ignore[assignment]
-        entry["speculation"] = {key: known[key] for key in keep}
+    """Take out what was derived from things that are not known of other projects."""
+    known, told = entry["speculation"], (*_BROUGHT, *(_DRAFTED if counts else ()))
+    entry |= {"timing": None, "speculation": known and {key: known[key] for key in told}}
     if not counts:
         entry["acceptance_by_position"] = {}
     for one in entry["categories"].values():
-        one |= _UNTOLD if not counts else dict.fromkeys(("alpha", "cost_ratio_c"))
+        one |= dict.fromkeys(("alpha", "cost_ratio_c") if counts else ("alpha", "cost_ratio_c", "coverage"))
 
 
 def _numbers(one: Estimate) -> dict[str, Any]:
