@@ -60,7 +60,7 @@ def test_steps_count_the_tokens_of_a_target_call() -> None:
 class Timed:
     """A method whose speed depends on its setting."""
 
-    name, bits, counts = "timed", 16, True
+    name, bits, counts, plain = "timed", 16, True, None
 
     def __init__(self, seconds: Mapping[int, float]) -> None:
         self.seconds, self.now, self.answers = seconds, 0, 0

@@ -115,20 +115,21 @@ class Fixed(OurMethod):
     """Named numbers in the place of a model."""
 
     def __init__(self, name: str, bits: int, drafter: str) -> None:
-        self.name, self.bits, self.drafter = name, bits, drafter
+        self.name, self.bits, self.drafter, self.plain = name, bits, drafter, None
 
     def margin(self, context: Sequence[int], ours: int, theirs: int) -> float:
         return float(len(context))
 
 
 class Peer:
-    def __init__(self, name: str, bits: int) -> None:
-        self.name, self.bits, self.counts = name, bits, False
+    def __init__(self, name: str, bits: int, plain: Any = None) -> None:
+        self.name, self.bits, self.counts, self.plain = name, bits, False, plain
 
 
 def test_tokens_are_compared_within_a_size_and_speed_with_the_best_mode() -> None:
     ours = [Fixed("ours", 16, "null"), Fixed("ours8", 8, "null")]
-    theirs = [Peer("slow", 16), Peer("fast", 16), Peer("small", 9)]
+    slow = Peer("slow", 16)
+    theirs = [slow, Peer("fast", 16, slow), Peer("small", 9)]
     said = {"ours": (1, 2, 3), "ours8": (1, 2, 4), "slow": (1, 2, 3), "fast": (1, 5, 3), "small": (1, 2, 4)}
     seconds = {"ours": 1.0, "ours8": 0.5, "slow": 4.0, "fast": 2.0, "small": 1.0}
     item = Item("a", "one", (7, 7))
@@ -144,6 +145,8 @@ def test_tokens_are_compared_within_a_size_and_speed_with_the_best_mode() -> Non
     assert entries["fast"]["first_differences"] == {"a": {"position": 1, "margin": 3.0}}
     assert made["answers"][0]["methods"]["fast"]["first_difference"] == 1
     assert made["answers"][0]["methods"]["ours8"]["first_difference"] is None
+    own = {name: one["same_as_own_plain_share"] for name, one in entries.items()}
+    assert own == {"ours": None, "ours8": None, "slow": None, "fast": 0, "small": None}
     ahead = {one["name"]: one for one in made["ahead"]}
     assert ahead["ours"]["categories"]["one"]["best"] == "fast" and ahead["ours"]["geomean"] == pytest.approx(2)
     assert ahead["ours8"]["categories"]["one"]["best"] == "small" and ahead["ours8"]["everywhere"]

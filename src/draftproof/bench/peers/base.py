@@ -51,6 +51,8 @@ class PeerMethod(Method, Protocol):
     """Bits a weight, so that it is set beside methods of the same size."""
     counts: bool
     """It says how many draft tokens each of its target calls verified."""
+    plain: PeerMethod | None
+    """The same project's plain decoding of the same weights; None where it is that itself."""
 
     def settings(self) -> Sequence[Setting]:
         """Ways to run that are worth trying; the first is taken where nothing is tried."""
@@ -152,6 +154,13 @@ def need(module: str, package: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         raise InputError(f"this comparison needs the package {package}: pip install {package} ({error}).") from error
+
+
+def with_plain(made: Sequence[PeerMethod]) -> list[PeerMethod]:
+    """The modes of one project on one set of weights, plain first: the others are told which it is."""
+    for method in made[1:]:
+        method.plain = made[0]
+    return list(made)
 
 
 def needed(work: Work) -> GgufFiles:

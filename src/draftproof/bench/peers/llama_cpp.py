@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from draftproof.bench.methods import Answer
-from draftproof.bench.peers.base import PeerMethod, Recorder, Setting, Work, need, needed, thread_settings
+from draftproof.bench.peers.base import PeerMethod, Recorder, Setting, Work, need, needed, thread_settings, with_plain
 from draftproof.types import InputError
 
 LOOKUP = (10, 5, 2)
@@ -23,6 +23,7 @@ class LlamaCppMethod:
     def __init__(self, name: str, file: Path, bits: int, lookup: int | None, work: Work) -> None:
         """lookup: draft tokens a step; None decodes plainly."""
         self.name, self.bits = name, bits
+        self.plain: PeerMethod | None = None
         self._library, self._file, self._lookup, self._work = need(MODULE, PACKAGE), file, lookup, work
         self._llama: Any = None
         self._flash: bool | None = None
@@ -93,7 +94,7 @@ def methods(work: Work) -> list[PeerMethod]:
     made: list[PeerMethod] = []
     gguf = needed(work)
     for file in map(gguf.get, gguf.kinds):
-        for lookup in (None, *(work.lookup or LOOKUP)):
-            mode = "plain" if lookup is None else f"lookup {lookup}"
-            made.append(LlamaCppMethod(f"llama.cpp {file.label} {mode}", file.path, file.bits, lookup, work))
+        modes = {"plain": None, **{f"lookup {n}": n for n in work.lookup or LOOKUP}}
+        names = {f"llama.cpp {file.label} {mode}": lookup for mode, lookup in modes.items()}
+        made += with_plain([LlamaCppMethod(name, file.path, file.bits, n, work) for name, n in names.items()])
     return made

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from draftproof.bench.methods import Answer
-from draftproof.bench.peers.base import PeerMethod, Recorder, Setting, Work, need, needed, thread_settings
+from draftproof.bench.peers.base import PeerMethod, Recorder, Setting, Work, need, needed, thread_settings, with_plain
 from draftproof.types import InputError
 
 LOOKUP = (5,)
@@ -29,6 +29,7 @@ class OpenVinoMethod:
     def __init__(self, name: str, file: Path, bits: int, lookup: int | None, work: Work) -> None:
         """lookup: draft tokens a step; None decodes plainly."""
         self.name, self.bits = name, bits
+        self.plain: PeerMethod | None = None
         self._genai, self._openvino = need(MODULE, PACKAGE), need("openvino", PACKAGE)
         self._file, self._lookup, self._work = file, lookup, work
         self._pipeline: Any = None
@@ -87,7 +88,7 @@ def methods(work: Work) -> list[PeerMethod]:
     need(MODULE, PACKAGE)
     gguf, made = needed(work), list[PeerMethod]()
     for file in (gguf.get(_READ_AS.get(kind, kind)) for kind in gguf.kinds):
-        for lookup in (None, *(work.lookup or LOOKUP)):
-            mode = "plain" if lookup is None else f"lookup {lookup}"
-            made.append(OpenVinoMethod(f"openvino {file.label} {mode}", file.path, file.bits, lookup, work))
+        modes = {"plain": None, **{f"lookup {n}": n for n in work.lookup or LOOKUP}}
+        names = {f"openvino {file.label} {mode}": lookup for mode, lookup in modes.items()}
+        made += with_plain([OpenVinoMethod(name, file.path, file.bits, n, work) for name, n in names.items()])
     return made

@@ -10,7 +10,7 @@ import torch
 from draftproof import catalog, specs
 from draftproof.bench.methods import Answer
 from draftproof.bench.ours import EngineMethod
-from draftproof.bench.peers.base import Setting, thread_settings
+from draftproof.bench.peers.base import PeerMethod, Setting, thread_settings, with_plain
 from draftproof.catalog import Loaded, Place
 from draftproof.types import SamplingParams, Segment
 
@@ -42,6 +42,7 @@ class OurMethod:
     def __init__(self, spec: str, drafter: str, targets: Targets, threads: Sequence[int]) -> None:
         """InputError for what cannot be loaded or does not fit together."""
         self.spec, self.drafter = spec, drafter
+        self.plain: PeerMethod | None = None
         self._targets, self._counts = targets, threads
         self.use(self.settings()[0])
         dtype = targets.get(spec, threads[0]).model.dtype
@@ -84,7 +85,11 @@ class OurMethod:
 def methods(own: Sequence[str], drafters: Sequence[str], targets: Targets, threads: Sequence[int]) -> list[OurMethod]:
     """Every target with every drafter; of each target the null drafter comes first."""
     wanted = dict.fromkeys(["null", *drafters])
-    made = [OurMethod(spec, drafter, targets, threads) for spec in dict.fromkeys(own) for drafter in wanted]
+    made: list[OurMethod] = []
+    for spec in dict.fromkeys(own):
+        group = [OurMethod(spec, drafter, targets, threads) for drafter in wanted]
+        with_plain(group)
+        made += group
     seen = Counter[str]()
     for method in made:
         seen[method.name] += 1

@@ -48,6 +48,7 @@ def complete(
         project, method = kinds[entry["name"]]
         entry |= {"project": project, "bits": size_class(method.bits), **_setting(tuned[entry["name"]])}
         entry |= _agreement(prompts, method.name, reference(method, ours))
+        entry |= _own_plain(prompts, method, tuned)
         apart[entry["name"]] = entry["first_differences"]
         if project != _OURS:
             _forget(entry, method.counts)
@@ -114,6 +115,19 @@ def _margin(item: Item, plain: Record, other: Record, position: int, against: Ou
         return None
     context = [*item.tokens, *plain.tokens[:position]]
     return against.margin(context, plain.tokens[position], other.tokens[position])
+
+
+def _own_plain(
+    prompts: Mapping[Item, Sequence[Trial]], method: PeerMethod, tuned: Mapping[str, Tuned]
+) -> dict[str, Any]:
+    """Does it write what the same project's plain decoding writes? Only asked where both run in one precision."""
+    plain = method.plain
+    if plain is None or plain.name not in tuned:
+        return {"same_as_own_plain_share": None}
+    if tuned[plain.name].setting.get("dtype") != tuned[method.name].setting.get("dtype"):
+        return {"same_as_own_plain_share": None}
+    same = [all(t.records[plain.name].tokens == t.records[method.name].tokens for t in ts) for ts in prompts.values()]
+    return {"same_as_own_plain_share": sum(same) / len(same)}
 
 
 def _setting(tuned: Tuned) -> dict[str, Any]:

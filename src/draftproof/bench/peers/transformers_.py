@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from draftproof.bench.methods import Answer
-from draftproof.bench.peers.base import PeerMethod, Recorder, Setting, Work, thread_settings
+from draftproof.bench.peers.base import PeerMethod, Recorder, Setting, Work, thread_settings, with_plain
 
 LOOKUP = (10, 5)
 """Draft lengths of prompt look-up: that of its documents, and ours."""
@@ -42,6 +42,7 @@ class TransformersMethod:
         self.name, self._mode = f"transformers {mode}", mode
         self._weights: _Weights | None = weights
         self._work, self._options = work, options
+        self.plain: PeerMethod | None = None
         self._model: Any = None
         self._threads = work.threads[-1]
 
@@ -103,4 +104,4 @@ def methods(work: Work) -> list[PeerMethod]:
     modes: dict[str, dict[str, Any]] = {"plain": {}}
     modes |= {f"lookup {n}": {"prompt_lookup_num_tokens": n} for n in work.lookup or LOOKUP}
     modes[f"early exit {work.exit}"] = {"assistant_early_exit": work.exit}
-    return [TransformersMethod(mode, weights, work, options) for mode, options in modes.items()]
+    return with_plain([TransformersMethod(mode, weights, work, options) for mode, options in modes.items()])

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from draftproof.bench.methods import Answer
-from draftproof.bench.peers.base import PeerMethod, Recorder, Setting, Work, need, thread_settings
+from draftproof.bench.peers.base import PeerMethod, Recorder, Setting, Work, need, thread_settings, with_plain
 from draftproof.types import InputError
 
 LOOKUP = (5,)
@@ -27,6 +27,7 @@ class VllmMethod:
         """lookup: draft tokens a step; None decodes plainly."""
         self.name = f"vllm bfloat16 {mode}"
         self._vllm, self._lookup, self._work = need(MODULE, PACKAGE), lookup, work
+        self.plain: PeerMethod | None = None
         self._engine: Any = None
         self._setting: Setting | None = None
 
@@ -109,4 +110,4 @@ def methods(work: Work) -> list[PeerMethod]:
     """Plain and every look-up length. InputError without the package."""
     need(MODULE, PACKAGE)
     lookups = {"plain": None, **{f"lookup {n}": n for n in work.lookup or LOOKUP}}
-    return [VllmMethod(mode, lookup, work) for mode, lookup in lookups.items()]
+    return with_plain([VllmMethod(mode, lookup, work) for mode, lookup in lookups.items()])
