@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from draftproof.cli import bench_cost, bench_run
+from draftproof.cli import bench_cost, bench_peers, bench_run
 
 HELP = """Measure: what a target call costs, and what speculation brings.
 
@@ -13,3 +13,4 @@ Methods are interleaved, warm-ups dropped, speed-ups have intervals, and each re
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=HELP)
 app.command("cost", help=bench_cost.HELP)(bench_cost.command)
 app.command("run", help=bench_run.HELP)(bench_run.command)
+app.command("peers", help=bench_peers.HELP)(bench_peers.command)

@@ -36,12 +36,12 @@ class Sheet:
 def show_cost(report: Report, markdown: bool, color: bool | None = None) -> None:
     """A table a context, and how near the models are to the memory's bandwidth."""
     sentences = [*map(_reach, report["models"]), *report["notes"]]
-    _print(cost_sheets(report, numbered=not markdown), sentences, markdown, color)
+    print_sheets(cost_sheets(report, numbered=not markdown), sentences, markdown, color)
 
 
 def show_run(report: Report, markdown: bool, color: bool | None = None) -> None:
     """The overview, a table a method, acceptance by position, the time's split, then the notes."""
-    _print(run_sheets(report), report["notes"], markdown, color)
+    print_sheets(run_sheets(report), report["notes"], markdown, color)
 
 
 def cost_sheets(report: Report, numbered: bool = False) -> list[Sheet]:
@@ -165,7 +165,7 @@ def _stages(methods: Sequence[Report]) -> Sheet:
     return Sheet("Where the time went, % of wall time", ("method", *(f">{n}" for n in names), ">outside"), tuple(rows))
 
 
-def _print(sheets: Iterable[Sheet], sentences: Sequence[str], markdown: bool, color: bool | None) -> None:
+def print_sheets(sheets: Iterable[Sheet], sentences: Sequence[str], markdown: bool, color: bool | None) -> None:
     if markdown:
         print("\n\n".join([*(sheet.markdown() for sheet in sheets), *sentences]))
         return
