@@ -91,7 +91,7 @@ def test_the_command_reports_every_method(
     assert {one["name"] for one in found["ahead"]} == set(names[:2])
     assert set(found["ahead"][0]["categories"]) == {"one", "two"}
     show_peers(found, markdown=True)
-    assert "| draftproof float32 ngram | transformers |" in capsys.readouterr().out
+    assert "| float32 ngram | transformers |" in capsys.readouterr().out
 
 
 def test_what_cannot_be_compared_is_one_sentence(folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from draftproof.cli import bench_tables, show
 from draftproof.cli.bench_tables import Sheet
 
 Report = Mapping[str, Any]
+_CATEGORIES = 5
 
 
 def show_peers(report: Report, markdown: bool, color: bool | None = None) -> None:
@@ -17,31 +18,47 @@ def show_peers(report: Report, markdown: bool, color: bool | None = None) -> Non
 
 
 def peer_sheets(report: Report) -> list[Sheet]:
-    """The tables."""
-    return [_overview(report), _by_category(report), *(_ahead(report, size) for size in _sizes(report))]
+    """The tables; many categories are split, so that each fits a terminal."""
+    names = list(report["methods"][0]["categories"])
+    parts = [names[at : at + _CATEGORIES] for at in range(0, len(names), _CATEGORIES)]
+    sheets = [_overview(report), _agreement(report), *(_by_category(report, part) for part in parts)]
+    return [*sheets, *(_ahead(report, size, part) for size in _sizes(report) for part in parts)]
 
 
 def _overview(report: Report) -> Sheet:
     rows = [
         (
             one["name"],
-            _setting(one["setting"]),
+            show.count(one["setting"]["threads"], "thread"),
             _fixed(one["tokens_per_s"], 1),
             _fixed(one["decode_tokens_per_s"], 1),
-            f"{_fixed(one['geomean_speedup'])} ({_fixed(one['low'])}–{_fixed(one['high'])})",
-            _length(one),
-            show.percent(one["same_tokens_share"]),
-            "–" if one["same_as_own_plain_share"] is None else show.percent(one["same_as_own_plain_share"]),
+            _fixed(one["geomean_speedup"]),
+            f"{_fixed(one['low'])}–{_fixed(one['high'])}",
         )
         for one in report["methods"]
     ]
-    columns = ("method", "setting", ">tokens/s", ">behind the\n1st token", ">speed-up\n(95 %)", ">accept.\nlength")
     title = f"All prompts (speed-up over {report['baseline']}: geometric mean over categories)"
-    return Sheet(title, (*columns, ">tokens\nas ours", ">as its\nown plain"), tuple(rows))
+    return Sheet(title, ("method", "", ">tokens/s", ">behind\n1st tok.", ">speed-\nup", ">95 %"), tuple(rows))
 
 
-def _by_category(report: Report) -> Sheet:
-    names = list(report["methods"][0]["categories"])
+def _agreement(report: Report) -> Sheet:
+    rows = [
+        (
+            one["name"],
+            _setting(one["setting"]),
+            _length(one),
+            show.percent(one["same_tokens_share"]),
+            "–" if one["same_as_own_plain_share"] is None else show.percent(one["same_as_own_plain_share"]),
+            _fixed(max((abs(d["margin"] or 0) for d in one["first_differences"].values()), default=None)),
+        )
+        for one in report["methods"]
+    ]
+    columns = ("method", "attention", ">accept.\nlength", ">as\nours", ">as its\nplain", ">largest\nmargin")
+    title = "Prompts with the tokens of our plain decoding of as many bits, and of its own; logits apart where it parts"
+    return Sheet(title, columns, tuple(rows))
+
+
+def _by_category(report: Report, names: Sequence[str]) -> Sheet:
     rows = [
         (one["name"], *(_fixed(one["categories"][name]["tokens_per_s"], 1) for name in names))
         for one in report["methods"]
@@ -49,15 +66,19 @@ def _by_category(report: Report) -> Sheet:
     return Sheet("Tokens/s by category", ("method", *(f">{name}" for name in names)), tuple(rows))
 
 
-def _ahead(report: Report, size: int) -> Sheet:
+def _ahead(report: Report, size: int, names: Sequence[str]) -> Sheet:
     entries = [one for one in report["ahead"] if one["bits"] == size]
-    names = list(entries[0]["categories"])
     rows = [
-        (one["name"], one["project"], *(_against(one["categories"][name]) for name in names), _fixed(one["geomean"]))
+        (
+            one["name"].removeprefix("draftproof "),
+            one["project"],
+            *(_against(one["categories"][name]) for name in names),
+            _against({**one, "ratio": one["geomean"]}),
+        )
         for one in entries
     ]
-    title = f"{size} bits a weight: tokens/s over those of the best mode of another project in each category"
-    return Sheet(title, ("ours", "against", *(f">{name}" for name in names), ">geometric\nmean"), tuple(rows))
+    title = f"{size} bits a weight: our tokens/s over those of the other's best mode in each category"
+    return Sheet(title, ("ours", "against", *(f">{name}" for name in names), ">geometric\nmean of all"), tuple(rows))
 
 
 def _sizes(report: Report) -> Sequence[int]:
@@ -69,10 +90,8 @@ def _against(one: Report) -> str:
 
 
 def _setting(setting: Mapping[str, Any]) -> str:
-    shown = dict(setting)
-    threads, flash = shown.pop("threads"), shown.pop("flash_attn", False)
-    others = [str(value) for key, value in shown.items() if key != "dtype"]
-    return ", ".join([show.count(threads, "thread"), *others, *(["flash"] if flash else [])])
+    """What is chosen besides threads and precision."""
+    return str(setting.get("attention", "fused" if setting.get("flash_attn") else ""))
 
 
 def _length(one: Report) -> str:

@@ -70,17 +70,18 @@ class Tuned:
 
 
 def tune(method: PeerMethod, prompts: Sequence[Sequence[int]], max_tokens: int, rounds: int = 2) -> Tuned:
-    """Try all settings in turn on these prompts, `rounds` times, and leave the method with the fastest.
+    """Try every setting `rounds` times on these prompts, take the better time, and leave the method with the fastest.
 
-    With one setting, or `max_tokens` 0, the first is taken untried.
+    With one setting, or `max_tokens` 0, the first is taken untried. Some methods load anew for a setting, so each is
+    tried in one go.
     """
     settings = list(method.settings())
     speeds = [0.0] * len(settings)
     tried = len(settings) > 1 and max_tokens > 0
-    for _ in range(rounds if tried else 0):
-        for index, setting in enumerate(settings):
-            method.use(setting)
-            method.answer(prompts[0], _WARM_UP_TOKENS)
+    for index, setting in enumerate(settings if tried else ()):
+        method.use(setting)
+        method.answer(prompts[0], _WARM_UP_TOKENS)
+        for _ in range(rounds):
             answers = [method.answer(prompt, max_tokens) for prompt in prompts]
             speed = sum(len(answer.tokens) for answer in answers) / sum(answer.seconds for answer in answers)
             speeds[index] = max(speeds[index], speed)
