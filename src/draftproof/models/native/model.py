@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from draftproof import _kernels
+from draftproof.contracts import Shared
 from draftproof.models.native.config import DecoderSpec
+from draftproof.models.native.shared import NativeShared
 from draftproof.types import Cache, InputError, Output, Segment
 
 _BEHIND_WINDOW = 128
@@ -22,7 +24,16 @@ class NativeModel:
     The cost of a forward is nearly flat in the number of tokens until arithmetic, not memory, is the limit.
     """
 
-    def __init__(self, name: str, spec: DecoderSpec, compiled: _kernels.Model, weights: str, threads: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        spec: DecoderSpec,
+        compiled: _kernels.Model,
+        config: _kernels.Config,
+        weights: str,
+        threads: int,
+    ) -> None:
+        """config: what the compiled model was built of."""
         self.name = name
         self.threads = threads
         self.vocab_size = spec.vocab
@@ -33,7 +44,7 @@ class NativeModel:
         self.dtype = weights
         self.isa: str = compiled.isa
         self._spec = spec
-        self._compiled = compiled
+        self._compiled, self._config = compiled, config
 
     def memory(self) -> dict[str, int]:
         """Bytes: `weights`, `kv_per_token` of the layers that keep every token, `kv_window` of a request's others.
@@ -47,6 +58,10 @@ class NativeModel:
             "kv_per_token": (self.num_layers - len(windows)) * entry,
             "kv_window": sum(window + _BEHIND_WINDOW for window in windows) * entry,
         }
+
+    def shared(self) -> Shared:
+        """Weights for a trained head."""
+        return NativeShared(self._spec, self._config, self.dtype, self.isa, self.threads)
 
     def new_cache(self) -> Cache:
         """An empty cache."""
