@@ -11,25 +11,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import replace
 
 import torch
 
 from draftproof import SamplingParams, catalog, prompts
 from draftproof.batch import generate
 from draftproof.demo_weights import demo_model
-from draftproof.engine import Engine
 from draftproof.run import Result
 
 _PLAIN_TOGETHER = 8
 _DRAFTED_TOGETHER = 5
-
-
-def texts(engine: Engine, conversations: list[list[dict[str, str]]], params: SamplingParams, many: int) -> list[Result]:
-    """One reply a conversation; request i has seed i where anything is drawn."""
-    if params.temperature == 0:
-        return generate(engine, conversations, params, max_batch=many)
-    return [generate(engine, [one], replace(params, seed=i))[0] for i, one in enumerate(conversations)]
 
 
 def compare(plain: list[Result], drafted: list[Result]) -> dict[str, float]:
@@ -61,10 +52,12 @@ def main() -> None:
     found = []
     for temperature in options.temperature or [0.0]:
         params = SamplingParams(temperature=temperature, max_tokens=options.max_tokens, seed=0)
-        plain = texts(catalog.engine_for(target, "null", "coupled"), conversations, params, _PLAIN_TOGETHER)
+        plain = generate(
+            catalog.engine_for(target, "null", "coupled"), conversations, params, max_batch=_PLAIN_TOGETHER
+        )
         for drafter in options.drafter or ["ngram"]:
             engine = catalog.engine_for(target, drafter, "coupled" if temperature else "auto")
-            drafted = texts(engine, conversations, params, _DRAFTED_TOGETHER)
+            drafted = generate(engine, conversations, params, max_batch=_DRAFTED_TOGETHER)
             found.append({"drafter": drafter, "temperature": temperature, **compare(plain, drafted)})
             print(json.dumps(found[-1]), file=sys.stderr, flush=True)
     print(json.dumps({"target": target.model.name, "command": sys.argv, "comparisons": found}))

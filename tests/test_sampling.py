@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.generation import logits_process as hf
 
 from draftproof import tree
-from draftproof.fast import FastSampler, nucleus_by_cut
+from draftproof.fast_sampling import FastSampler, nucleus_by_cut
 from draftproof.sampling import Sampler, nucleus_by_sort
 from draftproof.types import InputError, Proposal, SamplingParams, chain
 

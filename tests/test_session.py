@@ -12,7 +12,7 @@ from draftproof import tree
 from draftproof.drafters.ngram import NgramDrafter
 from draftproof.engine import Engine
 from draftproof.models.toy import ToyCache, ToyModel
-from draftproof.session import Session, score
+from draftproof.session import Session, score, shared_length
 from draftproof.types import Proposal, SamplingParams, chain
 from draftproof.verify import CoupledRule
 
@@ -122,3 +122,19 @@ def test_a_session_given_to_the_next_request_feeds_only_what_is_new() -> None:
         made.step([second])
     fresh = [token for step in made.generate(prompt, SamplingParams(max_tokens=10)) for token in step.tokens]
     assert second.output == fresh
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "limit", "length"),
+    [
+        ([], [], None, 0),
+        ([1, 2, 3], [1, 2, 3], None, 3),
+        ([1, 2, 3], (1, 2), None, 2),
+        ([1, 2, 3], [1, 5, 3], None, 1),
+        ([4], [1, 4], None, 0),
+        ([1, 2, 3], [1, 2, 3], 1, 1),
+        ([1, 2], [1, 2, 3], 9, 2),
+    ],
+)
+def test_the_shared_beginning(one: list[int], other: list[int], limit: int | None, length: int) -> None:
+    assert shared_length(one, other, limit) == shared_length(other, one, limit) == length

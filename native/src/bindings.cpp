@@ -53,6 +53,11 @@ std::shared_ptr<Matrix> pack_int8(Arena& arena, Array2<std::int8_t> q, Array1<fl
   return Matrix::from_int8(arena, q.data(), scales.data(), rows_of(q), columns_of(q));
 }
 
+std::shared_ptr<Matrix> pack_int8_groups(Arena& arena, Array2<std::int8_t> q, Array2<std::uint16_t> scales) {
+  require_shape(scales.shape(0) == q.shape(0) && scales.shape(1) == q.shape(1) / kGroup);
+  return Matrix::from_int8_groups(arena, q.data(), scales.data(), rows_of(q), columns_of(q));
+}
+
 std::shared_ptr<Matrix> pack_int4(Arena& arena, Array2<std::uint8_t> q, Array2<std::uint16_t> scales,
                                   Array2<std::uint16_t> minima) {
   const std::size_t groups = q.shape(1) / kGroup;
@@ -182,6 +187,7 @@ void bind_matrix(nb::module_& m) {
       .def("pack_f32", &pack_f32, "w"_a)
       .def("pack_bf16", &pack_bf16, "w"_a)
       .def("pack_int8", &pack_int8, "q"_a, "scales"_a)
+      .def("pack_int8_groups", &pack_int8_groups, "q"_a, "scales"_a)
       .def("pack_int4", &pack_int4, "q"_a, "scales"_a, "minima"_a);
 }
 

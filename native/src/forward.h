@@ -24,7 +24,7 @@ struct Span {
   int first, last;
 };
 
-// Input rows of a matrix, transposed into tiles, quantised if the model asks for it.
+// Input rows of a matrix, transposed into tiles, quantised if the model asks for it and the matrix is.
 class PackedRows {
  public:
   PackedRows(const Kernels& kernels, bool quantise) : kernels_(kernels), quantise_(quantise) {}
@@ -41,7 +41,7 @@ class PackedRows {
   int groups() const { return depth_ / kGroup; }
 
   const Kernels& kernels_;
-  bool quantise_, with_sums_ = false;
+  bool quantise_, integer_ = false, with_sums_ = false;
   int rows_ = 0, depth_ = 0, tiles_ = 1;
   std::vector<float> values_, sums_, scales_;
   std::vector<std::int8_t> quants_;

@@ -1,7 +1,9 @@
 // The table of one instruction set; compiled once for each, with DRAFTPROOF_ISA naming it.
 #include "kernels.h"
 
+#include "filters.h"
 #include "multiply.h"
+#include "race.h"
 #include "rows.h"
 #include "vocabulary.h"
 
@@ -12,6 +14,6 @@ namespace draftproof::DRAFTPROOF_ISA {
 
 extern const Kernels table{
     DRAFTPROOF_NAME(DRAFTPROOF_ISA), kMaxRows, multiply,      quantise, group_sums, rms_norm, gate, softmax, mix,
-    probabilities,                   residual, draw};
+    probabilities,                   residual, compare,  draw,     filter,     race};
 
 }  // namespace draftproof::DRAFTPROOF_ISA

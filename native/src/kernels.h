@@ -10,13 +10,14 @@ namespace draftproof {
 constexpr int kPanel = 16;  // columns of a weight panel, keys of a cache panel, lanes of a vector
 constexpr int kGroup = 32;  // weights along the depth that share a scale, and activations quantised together
 
-enum class Format : int { f32, bf16, int8, int4 };
+enum class Format : int { f32, bf16, int8, int8_groups, int4 };
 enum class Activation : int { silu, gelu_tanh };
 
 // Weights of `kPanel` outputs each, panel after panel. Inside a panel:
 //   f32        [depth][16]
 //   bf16       [depth/2][16][2]
 //   int8       scales f32 [16], then [depth/4][16][4] signed bytes
+//   int8_groups  per group of 32: scales f16 [16], then [8][16][4] signed bytes
 //   int4       per group of 32: scales f16 [16], minima f16 [16], [4][16] words of eight nibbles; nibble 2b of a word
 //   is
 //              k + b and nibble 2b + 1 is k + 4 + b, so that masking a word leaves four consecutive k as bytes
@@ -62,10 +63,17 @@ struct Kernels {
   void (*mix)(const float* weights, int stride, int rows, const float* values, int count, int width, int columns,
               float* out);
   // Rows over the vocabulary (vocabulary.h): softmax of scores / temperature, NaN throughout for a row that has none;
-  // out = (scale * p - q)+ with its mass and the sum of min(p, q); the token at a quantile, -1 for a row without mass.
+  // out = (scale * p - q)+ with its mass; that mass and the sum of min(p, q); the token at a quantile, -1 for a row
+  // without mass.
   void (*probabilities)(const float* scores, int n, float inverse_temperature, float* out);
-  void (*residual)(const float* p, const float* q, float scale, int n, float* out, double* mass, double* overlap);
+  double (*residual)(const float* p, const float* q, float scale, int n, float* out);
+  void (*compare)(const float* p, const float* q, float scale, int n, double* mass, double* overlap);
   int (*draw)(const float* row, int n, double u);
+  // top-p and min-p in place (filters.h); `room` has space for n + 16 floats.
+  void (*filter)(float* row, int n, double top_p, float min_p, float* room);
+  // The winner of the exponential race of a position (race.h), -1 for a row without mass or with NaN. `gaps` is zero at
+  // first and kept for other rows of the position.
+  int (*race)(const float* row, float* gaps, int n, std::uint64_t seed, std::uint64_t position);
 };
 
 const Kernels& kernels(const char* isa);  // "auto" or a name of `kernel_names`; throws std::invalid_argument

@@ -8,6 +8,7 @@
 namespace draftproof {
 namespace {
 
+constexpr int kInt8Group = 2 * kPanel + kGroup * kPanel;             // bytes of a group: scales, codes
 constexpr int kInt4Group = 4 * kPanel + kGroup * kPanel / 2;  // bytes of a group: scales, minima, nibbles
 
 std::size_t bytes_of_panel(Format format, int depth) {
@@ -16,6 +17,7 @@ std::size_t bytes_of_panel(Format format, int depth) {
     case Format::f32: return k * kPanel * 4;
     case Format::bf16: return k * kPanel * 2;
     case Format::int8: return kPanel * 4 + k * kPanel;
+    case Format::int8_groups: return k / kGroup * kInt8Group;
     case Format::int4: return k / kGroup * kInt4Group;
   }
   throw std::invalid_argument("unknown weight format");
@@ -36,6 +38,12 @@ std::size_t bf16_at(int lane, int k) { return (static_cast<std::size_t>(k / 2) *
 
 std::size_t int8_at(int lane, int k) {
   return kPanel * 4 + static_cast<std::size_t>(k / 4) * kPanel * 4 + lane * 4 + k % 4;
+}
+
+std::size_t group_scale_at(int lane, int group) { return static_cast<std::size_t>(group) * kInt8Group + lane * 2; }
+
+std::size_t group_code_at(int lane, int k) {
+  return group_scale_at(0, k / kGroup) + kPanel * 2 + k % kGroup / 4 * kPanel * 4 + lane * 4 + k % 4;
 }
 
 struct NibbleAt {
@@ -86,6 +94,17 @@ std::shared_ptr<Matrix> Matrix::from_int8(Arena& arena, const std::int8_t* q, co
   return m;
 }
 
+std::shared_ptr<Matrix> Matrix::from_int8_groups(Arena& arena, const std::int8_t* q, const std::uint16_t* scales,
+                                                 int outputs, int depth) {
+  if (depth % kGroup != 0) throw std::invalid_argument("grouped int8 weights need a depth in multiples of 32");
+  std::shared_ptr<Matrix> m(new Matrix(arena, Format::int8_groups, outputs, depth));
+  for (int n = 0; n < outputs; ++n) {
+    for (int g = 0; g < depth / kGroup; ++g) put(m->panel(n) + group_scale_at(n % kPanel, g), *scales++);
+    for (int k = 0; k < depth; ++k) put(m->panel(n) + group_code_at(n % kPanel, k), *q++);
+  }
+  return m;
+}
+
 std::shared_ptr<Matrix> Matrix::from_int4(Arena& arena, const std::uint8_t* q, const std::uint16_t* scales,
                                           const std::uint16_t* minima, int outputs, int depth) {
   if (depth % kGroup != 0) throw std::invalid_argument("int4 weights need a depth in multiples of 32");
@@ -111,6 +130,10 @@ void Matrix::row(int output, float* out) const {
       case Format::f32: out[k] = get<float>(panel + plain * 4); break;
       case Format::bf16: out[k] = widen_bf16(get<std::uint16_t>(panel + bf16_at(lane, k))); break;
       case Format::int8: out[k] = get<std::int8_t>(panel + int8_at(lane, k)) * get<float>(panel + lane * 4); break;
+      case Format::int8_groups:
+        out[k] = get<std::int8_t>(panel + group_code_at(lane, k)) *
+                 widen_f16(get<std::uint16_t>(panel + group_scale_at(lane, k / kGroup)));
+        break;
       case Format::int4: {
         const NibbleAt at = nibble_at(lane, k);
         const float scale = widen_f16(get<std::uint16_t>(panel + scale_at(lane, k / kGroup)));

@@ -18,6 +18,9 @@ class Matrix {
   // w[n][k] = q[n][k] * scales[n]
   static std::shared_ptr<Matrix> from_int8(Arena& arena, const std::int8_t* q, const float* scales, int outputs,
                                            int depth);
+  // w[n][k] = scales[n][k / 32] * q[n][k], scales in float16
+  static std::shared_ptr<Matrix> from_int8_groups(Arena& arena, const std::int8_t* q, const std::uint16_t* scales,
+                                                  int outputs, int depth);
   // w[n][k] = scales[n][k / 32] * q[n][k] + minima[n][k / 32], q in 0..15, scales and minima in float16
   static std::shared_ptr<Matrix> from_int4(Arena& arena, const std::uint8_t* q, const std::uint16_t* scales,
                                            const std::uint16_t* minima, int outputs, int depth);

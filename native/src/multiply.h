@@ -48,6 +48,18 @@ struct Int8 {
   static V16 finish(const std::uint8_t* panel, V16 sum) { return sum * load(reinterpret_cast<const float*>(panel)); }
 };
 
+// One group of 32 of int8 weights with a scale a group.
+struct Int8Group {
+  static constexpr int bytes = 2 * kPanel + kGroup * kPanel;
+  const std::uint8_t* data;
+  V16 scales() const { return load_f16(reinterpret_cast<const std::uint16_t*>(data)); }
+  I16 block(int k) const {  // k a multiple of 4
+    const std::uint8_t* p = data + 2 * kPanel + k * kPanel;
+    prefetch(p + 1024);
+    return load_i32(p);
+  }
+};
+
 // One group of 32 of int4 weights.
 struct Int4Group {
   static constexpr int bytes = 2 * 2 * kPanel + kGroup * kPanel / 2;
@@ -179,6 +191,50 @@ void int4_integer(const Call& c) {
   each<R>([&](int r) { store(c.out + r * c.out_stride, total.at[r]); });
 }
 
+inline Int8Group int8_group(const Call& c, int g) {
+  return {c.panel + static_cast<std::size_t>(g) * Int8Group::bytes};
+}
+
+// int8 weights with a scale a group, float32 activations.
+template <int R>
+void int8_groups_dense(const Call& c) {
+  Sums<V16, R> total = zeros<R>();
+  const float* x = c.x.values;
+  for (int g = 0; g < c.depth / kGroup; ++g) {
+    const Int8Group w = int8_group(c, g);
+    Sums<V16, R> group = zeros<R>();
+    for (int k = 0; k < kGroup; k += 4, x += 4 * R) {
+      const I16 block = w.block(k);
+      each<4>([&](int j) { add_products<R>(group, x + j * R, Int8::weight(block, j)); });
+    }
+    const V16 scales = w.scales();
+    each<R>([&](int r) { total.at[r] = fma(scales, group.at[r], total.at[r]); });
+  }
+  each<R>([&](int r) { store(c.out + r * c.out_stride, total.at[r]); });
+}
+
+// The same with quantised activations.
+template <int R>
+void int8_groups_integer(const Call& c) {
+  Sums<V16, R> total = zeros<R>();
+  const std::int8_t* q = c.x.quants;
+  const I16 shift = splat_i32(static_cast<std::int32_t>(0x80808080u));
+  for (int g = 0; g < c.depth / kGroup; ++g) {
+    const Int8Group w = int8_group(c, g);
+    Sums<I16, R> dots;
+    each<R>([&](int r) { dots.at[r] = splat_i32(c.x.offsets[g * R + r]); });
+    for (int k = 0; k < kGroup; k += 4, q += 4 * R) {
+      const I16 block = w.block(k) ^ shift;
+      each<R>([&](int r) { dots.at[r] = dot4(dots.at[r], block, four_bytes(q + 4 * r)); });
+    }
+    const V16 scales = w.scales();
+    each<R>([&](int r) {
+      total.at[r] = fma(to_float(dots.at[r]) * splat(c.x.scales[g * R + r]), scales, total.at[r]);
+    });
+  }
+  each<R>([&](int r) { store(c.out + r * c.out_stride, total.at[r]); });
+}
+
 template <int R>
 void run_tile(Format format, const Call& c) {
   const bool integer = c.x.quants != nullptr;
@@ -186,6 +242,7 @@ void run_tile(Format format, const Call& c) {
     case Format::f32: return dense<F32, R>(c);
     case Format::bf16: return dense<Bf16, R>(c);
     case Format::int8: return integer ? int8_integer<R>(c) : dense<Int8, R>(c);
+    case Format::int8_groups: return integer ? int8_groups_integer<R>(c) : int8_groups_dense<R>(c);
     case Format::int4: return integer ? int4_integer<R>(c) : int4_dense<R>(c);
   }
 }

@@ -31,6 +31,27 @@ inline V16 keep_above(V16 value, V16 x, V16 limit) {
   return {_mm256_and_ps(value.lo, _mm256_cmp_ps(x.lo, limit.lo, _CMP_GT_OQ)),
           _mm256_and_ps(value.hi, _mm256_cmp_ps(x.hi, limit.hi, _CMP_GT_OQ))};
 }
+// value where x >= limit, else zero; is that so anywhere?
+inline V16 keep_from(V16 value, V16 x, V16 limit) {
+  return {_mm256_and_ps(value.lo, _mm256_cmp_ps(x.lo, limit.lo, _CMP_GE_OQ)),
+          _mm256_and_ps(value.hi, _mm256_cmp_ps(x.hi, limit.hi, _CMP_GE_OQ))};
+}
+inline bool any_from(V16 x, V16 limit) {
+  return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(x.lo, limit.lo, _CMP_GE_OQ),
+                                         _mm256_cmp_ps(x.hi, limit.hi, _CMP_GE_OQ))) != 0;
+}
+// The lanes with low <= x < high, packed at `to`, which has room for sixteen; their number.
+inline int pack(float* to, V16 x, V16 low, V16 high) {
+  if (!any_from(x, low)) return 0;
+  float lanes[16], floor[16], ceiling[16];
+  store(lanes, x), store(floor, low), store(ceiling, high);
+  int count = 0;
+  for (int i = 0; i < 16; ++i) {
+    to[count] = lanes[i];
+    count += (lanes[i] >= floor[i]) & (lanes[i] < ceiling[i]);
+  }
+  return count;
+}
 inline V16 fma(V16 a, V16 b, V16 c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
 
 inline __m256 exponent_half(__m256 x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), 23)); }

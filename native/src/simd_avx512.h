@@ -30,6 +30,17 @@ inline V16 min(V16 a, V16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline V16 keep_above(V16 value, V16 x, V16 limit) {
   return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, limit.v, _CMP_GT_OQ), value.v)};
 }
+// value where x >= limit, else zero; is that so anywhere?
+inline V16 keep_from(V16 value, V16 x, V16 limit) {
+  return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, limit.v, _CMP_GE_OQ), value.v)};
+}
+inline bool any_from(V16 x, V16 limit) { return _mm512_cmp_ps_mask(x.v, limit.v, _CMP_GE_OQ) != 0; }
+// The lanes with low <= x < high, packed at `to`, which has room for sixteen; their number.
+inline int pack(float* to, V16 x, V16 low, V16 high) {
+  const __mmask16 inside = _mm512_cmp_ps_mask(x.v, low.v, _CMP_GE_OQ) & _mm512_cmp_ps_mask(x.v, high.v, _CMP_LT_OQ);
+  _mm512_storeu_ps(to, _mm512_maskz_compress_ps(inside, x.v));
+  return __builtin_popcount(inside);
+}
 inline V16 fma(V16 a, V16 b, V16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 
 // 2^n from the bits that `exp` leaves in the low mantissa.

@@ -52,6 +52,26 @@ inline V16 min(V16 a, V16 b) { DRAFTPROOF_EACH(V16, a.q[i] < b.q[i] ? a.q[i] : b
 inline V16 keep_above(V16 value, V16 x, V16 limit) {
   DRAFTPROOF_EACH(V16, (Float4)((Int4)value.q[i] & (Int4)(x.q[i] > limit.q[i])));
 }
+// value where x >= limit, else zero; is that so anywhere?
+inline V16 keep_from(V16 value, V16 x, V16 limit) {
+  DRAFTPROOF_EACH(V16, (Float4)((Int4)value.q[i] & (Int4)(x.q[i] >= limit.q[i])));
+}
+inline bool any_from(V16 x, V16 limit) {
+  const Int4 found = (x.q[0] >= limit.q[0]) | (x.q[1] >= limit.q[1]) | (x.q[2] >= limit.q[2]) | (x.q[3] >= limit.q[3]);
+  return (found[0] | found[1] | found[2] | found[3]) != 0;
+}
+// The lanes with low <= x < high, packed at `to`, which has room for sixteen; their number.
+inline int pack(float* to, V16 x, V16 low, V16 high) {
+  if (!any_from(x, low)) return 0;
+  float lanes[16], floor[16], ceiling[16];
+  store(lanes, x), store(floor, low), store(ceiling, high);
+  int count = 0;
+  for (int i = 0; i < 16; ++i) {
+    to[count] = lanes[i];
+    count += (lanes[i] >= floor[i]) & (lanes[i] < ceiling[i]);
+  }
+  return count;
+}
 #if defined(__ARM_NEON)
 inline V16 fma(V16 a, V16 b, V16 c) { DRAFTPROOF_EACH(V16, (Float4)vfmaq_f32(c.q[i], a.q[i], b.q[i])); }
 #else

@@ -8,6 +8,7 @@ from typing import Any
 
 from draftproof.contracts import Model
 from draftproof.files import refusing, shortened
+from draftproof.memory import Need
 from draftproof.types import InputError
 
 Options = Mapping[str, Any]
@@ -47,6 +48,14 @@ def load_hf_folder(argument: str, options: Options, place: Place) -> Loaded:
     return _with_text(model, Text.load(argument), argument)
 
 
+def need_of_hf_folder(argument: str, options: Options, place: Place) -> Need:
+    """What the same will take."""
+    from draftproof.models.hf_need import need
+
+    with refusing(f"{argument} cannot be loaded"):
+        return need(argument, options.get("device", place.device), options.get("dtype", place.dtype))
+
+
 def load_native_folder(argument: str, options: Options, place: Place) -> Loaded:
     """A Hugging Face folder, run by our own kernels."""
     from draftproof.models.native import load_native
@@ -58,6 +67,14 @@ def load_native_folder(argument: str, options: Options, place: Place) -> Loaded:
         raise InputError(f"native: takes no dtype {place.dtype}: name its weights, as in native:FOLDER,weights=f32.")
     model = load_native(argument, **{"threads": place.threads, **options})
     return _with_text(model, Text.load(argument), argument)
+
+
+def need_of_native_folder(argument: str, options: Options, place: Place) -> Need:
+    """What the same will take."""
+    from draftproof.models.native.need import need
+
+    with refusing(f"{argument} cannot be loaded"):
+        return need(argument, options.get("weights", "bf16"))
 
 
 def _with_text(model: Model, text: Any, folder: str) -> Loaded:

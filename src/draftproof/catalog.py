@@ -7,11 +7,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from draftproof import specs
-from draftproof.backends import ON_CPU, Options, load_hf_folder, load_native_folder, load_toy
+from draftproof.backends import (
+    ON_CPU,
+    Options,
+    load_hf_folder,
+    load_native_folder,
+    load_toy,
+    need_of_hf_folder,
+    need_of_native_folder,
+)
 from draftproof.backends import Loaded as Loaded
 from draftproof.backends import Place as Place
 from draftproof.contracts import Drafter, Rule
 from draftproof.engine import Engine
+from draftproof.memory import Need, Room, refuse_beyond, room_on
 from draftproof.types import InputError
 from draftproof.verify import BlockRule, CoupledRule, TokenRule, TreeRule
 
@@ -24,6 +33,7 @@ class Entry:
 
     argument: what stands behind the colon, "" where nothing may. A "spec" takes the options that are not listed.
     looks: a drafter whose tokens cost no forward and carry confidences.
+    need: the memory of a model, from the same arguments; None where that is next to nothing.
     """
 
     summary: str
@@ -31,6 +41,7 @@ class Entry:
     make: Callable[..., Any]
     argument: str = ""
     looks: bool = False
+    need: Callable[..., Need] | None = None
 
 
 def _null(argument: str, options: Options, target: Loaded, place: Place) -> Drafter:
@@ -104,8 +115,20 @@ def models() -> dict[str, Entry]:
     toy = {"vocab": int, "order": int, "near": int, "weight": float, "context": int}
     native = {"weights": str, "activations": str, "threads": int, "isa": str}
     return {
-        "native": Entry("a Hugging Face folder, run by our own CPU kernels", native, load_native_folder, "FOLDER"),
-        "hf": Entry("a Hugging Face folder, run by transformers", _place_options(), load_hf_folder, "FOLDER"),
+        "native": Entry(
+            "a Hugging Face folder, run by our own CPU kernels",
+            native,
+            load_native_folder,
+            "FOLDER",
+            need=need_of_native_folder,
+        ),
+        "hf": Entry(
+            "a Hugging Face folder, run by transformers",
+            _place_options(),
+            load_hf_folder,
+            "FOLDER",
+            need=need_of_hf_folder,
+        ),
         "toy": Entry("a random exact table, for tests and audits; the argument is its seed", toy, load_toy, "SEED"),
     }
 
@@ -210,6 +233,22 @@ def _parsed(spec: str) -> specs.Spec:
     return specs.parse(f"hf:{spec}") if bare else parsed
 
 
+def needs(target: str, drafter: str = "null", place: Place = ON_CPU) -> dict[str, Need]:
+    """Memory that target and draft model will take, by role, before a weight is read. A toy takes next to none."""
+    draft = inner(drafter)
+    specs_of = {"target": (target, place)}
+    if draft is not None:
+        specs_of["draft"] = (draft, place_of_draft(draft, place))
+    return {role: need for role, where in specs_of.items() if (need := _need(*where)) is not None}
+
+
+def _need(spec: str, place: Place) -> Need | None:
+    parsed = _parsed(spec)
+    entry = _entry("model", models(), parsed.name)
+    own = _split(parsed, entry)
+    return entry.need and entry.need(own.argument, specs.convert(own, entry.options), place)
+
+
 def load_model(spec: str, place: Place = ON_CPU) -> Loaded:
     """`native:PATH`, `hf:PATH` or `toy:SEED`, with options. A bare folder is taken as `hf:`."""
     parsed = _parsed(spec)
@@ -248,8 +287,18 @@ def load_rule(name: str, drafter: Drafter) -> Rule | CoupledRule:
     return rule
 
 
-def load_engine(target: str, drafter: str = "ngram", rule: str = "auto", place: Place = ON_CPU) -> Engine:
-    """All three by name."""
+def load_engine(
+    target: str,
+    drafter: str = "ngram",
+    rule: str = "auto",
+    place: Place = ON_CPU,
+    rooms: Callable[[str], Room] = room_on,
+) -> Engine:
+    """All three by name. InputError, before a weight is read, for models that do not fit into memory together.
+
+    rooms: the free memory of a device, by its name.
+    """
+    refuse_beyond(needs(target, drafter, place), rooms=rooms)
     return engine_for(load_model(target, place), drafter, rule, place)
 
 

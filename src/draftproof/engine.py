@@ -117,7 +117,8 @@ class Engine:
                 f"drafter {self.drafter.name} was asked for {ask.depth} tokens a path and proposed {depth}"
             )
         tokens, size = proposal.tokens, self.target.vocab_size
-        if tokens.device.type == "cpu" and len(tokens) and not (int(tokens.min()) >= 0 and int(tokens.max()) < size):
+        ids = tokens.tolist() if tokens.device.type == "cpu" else []
+        if not all(0 <= token < size for token in ids):
             raise ValueError(
                 f"drafter {self.drafter.name} proposed an id that is not one of the target's {size} tokens"
             )

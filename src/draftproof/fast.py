@@ -10,47 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from draftproof import kernels, tree, verify
+from draftproof import on_cpu, tree, verify
 from draftproof.contracts import Key, Outcomes, Rule, Source
 from draftproof.device import upload
+from draftproof.on_cpu import Judgement as Judgement
 from draftproof.rng import best
-from draftproof.sampling import Sampler, Stages, nucleus_by_sort, nucleus_threshold, probabilities, proper, softmax
+from draftproof.sampling import Sampler, proper
 from draftproof.types import Proposal, Verdict
-
-_LIKELY = 1e-3
-
-
-class FastSampler(Sampler):
-    """Sampler whose top-p needs no full sort on a CPU; on other devices a sort is quick and a look at values is not."""
-
-    def probabilities(self, scores: Tensor) -> Tensor:
-        """[R, V] as in the reference."""
-        stages = Stages(
-            kernels.softmax if kernels.usable(scores) else softmax,
-            nucleus_by_cut if scores.device.type == "cpu" else nucleus_by_sort,
-        )
-        return probabilities(scores, self.params, stages)
-
-
-def nucleus_by_cut(probs: Tensor, top_p: float) -> Tensor:
-    """`nucleus_by_sort` on the few tokens that can matter.
-
-    All tokens below (1 - top_p) / V together weigh less than 1 - top_p, so the nucleus lies above that cut; mostly
-    it lies above a much higher one.
-    """
-    thresholds = []
-    for row in probs.numpy():
-        for cut in (_LIKELY, (1 - top_p) / len(row) / 2):
-            likely = row[row >= cut]
-            if likely.sum(dtype=np.float64) >= top_p:
-                break
-        ordered = torch.from_numpy(-np.sort(-likely)) if len(likely) else probs.new_full((1,), float("nan"))
-        thresholds.append(nucleus_threshold(ordered[None], top_p)[0])
-    return torch.stack(thresholds)
 
 
 def outcomes(rule: Rule, proposal: Proposal, target_probs: Tensor) -> Outcomes:
@@ -109,7 +78,8 @@ class BlockChain:
         at = proposal.tokens[:, None]
         ratio = target_probs[:n].gather(1, at)[:, 0].double() / proposal.probs.gather(1, at)[:, 0].double()
         scale = running_scale(ratio)
-        self._left, mass, self.overlaps = _residuals(target_probs, proposal.probs, scale[:n])
+        self._left = (target_probs[:n] * scale[:n, None].to(target_probs.dtype)).sub_(proposal.probs).clamp_(min=0)
+        mass = self._left.sum(1).double()
         keep = torch.cat([verify.acceptance(mass, scale[:n]), scale[n:]])
         keep[0] = 1
         passed = (1 - keep).flip(0).cumprod(0).flip(0)
@@ -134,24 +104,6 @@ def running_scale(ratio: Tensor) -> Tensor:
     return torch.stack(scale)
 
 
-def _residuals(p: Tensor, q: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(scale p - q)+ [N, V], its mass [N] and the sum of min(p, q) [N], float64."""
-    if kernels.usable(p) and kernels.usable(q):
-        return kernels.residual(p, q, scale)
-    left = (p[: len(q)] * scale[:, None].to(p.dtype)).sub_(q).clamp_(min=0)
-    return left, left.sum(1).double(), torch.minimum(p[: len(q)], q).sum(1).double()
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """A verdict with the numbers that need no sampling noise (see types.Step)."""
-
-    verdict: Verdict
-    expected_accepted: float
-    overlap: float
-    overlap_positions: int
-
-
 @dataclass(frozen=True, eq=False)
 class Pending:
     """A judgement whose numbers still lie on the device: finish(packed.tolist(), draft tokens) ends it."""
@@ -162,8 +114,11 @@ class Pending:
 
 def judge(
     rule: Rule | verify.CoupledRule, proposal: Proposal, scores: Tensor, sampler: Sampler, source: Source, position: int
-) -> Pending:
+) -> Pending | Judgement:
     """Apply the rule to the target's scores [N + 1, V]; position is the context length."""
+    judgement = on_cpu.judge(rule, proposal, scores, sampler, source, position)
+    if judgement is not None:
+        return judgement
     if sampler.greedy:
         picks = best(scores)
         return _by_picks(proposal, torch.where(scores.gather(1, picks[:, None])[:, 0].isfinite(), picks, -1), None)
@@ -212,8 +167,7 @@ def _by_ratio(rule: Rule, proposal: Proposal, probs: Tensor, source: Source, pos
         return _judged(proposal, verdict, values[2], values[4 + len(proposal) :])
 
     head = torch.stack([stop.double(), token.double(), expected])
-    overlaps = result.overlaps if isinstance(result, BlockChain) else _overlaps(proposal, probs)
-    return Pending(torch.cat([head, dead.double(), overlaps]), finish)
+    return Pending(torch.cat([head, dead.double(), _overlaps(proposal, probs)]), finish)
 
 
 def _above(proposal: Proposal, like: Tensor) -> Tensor:
@@ -230,20 +184,19 @@ def _overlaps(proposal: Proposal, probs: Tensor) -> Tensor:
     return torch.stack([verify.overlap(proposal, probs, node) for node in range(len(proposal))])
 
 
-def fetch(pending: Sequence[Pending], proposals: Sequence[Proposal]) -> list[tuple[Judgement, list[int]]]:
+def fetch(judged: Sequence[Pending | Judgement], proposals: Sequence[Proposal]) -> list[tuple[Judgement, list[int]]]:
     """(judgement, draft tokens) of every request: the one transfer from device to host of a step."""
-    parts = [
-        part
-        for one, proposal in zip(pending, proposals, strict=True)
-        for part in (one.packed, proposal.tokens.double())
-    ]
-    values, at, judged = torch.cat(parts).tolist(), 0, []
-    for one, proposal in zip(pending, proposals, strict=True):
-        split = at + len(one.packed)
-        tokens = [int(value) for value in values[split : split + len(proposal)]]
-        judged.append((one.finish(values[at:split], tokens), tokens))
-        at = split + len(proposal)
-    return judged
+    packed = {i: one.packed for i, one in enumerate(judged) if isinstance(one, Pending)}
+    parts = [part for i, one in packed.items() for part in (one, proposals[i].tokens.double())]
+    values, at, done = torch.cat(parts).tolist() if parts else [], 0, []
+    for one, proposal in zip(judged, proposals, strict=True):
+        if isinstance(one, Judgement):
+            done.append((one, proposal.tokens.tolist()))
+            continue
+        split, at = at + len(one.packed), at + len(one.packed) + len(proposal)
+        tokens = [int(value) for value in values[split:at]]
+        done.append((one.finish(values[split - len(one.packed) : split], tokens), tokens))
+    return done
 
 
 def _judged(proposal: Proposal, verdict: Verdict, expected: float | None, overlaps: Sequence[float]) -> Judgement:

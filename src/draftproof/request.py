@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draftproof.contracts import DraftSession, Model, TextEnd
-from draftproof.fast import FastSampler
+from draftproof.fast_sampling import FastSampler
 from draftproof.rng import PhiloxSource
 from draftproof.session import Session
 from draftproof.stop import Stopper

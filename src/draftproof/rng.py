@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ _MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 _WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 _USES = {"noise": 0, "draft": 1, "stop": 2, "next": 3}
 _KEPT_POSITIONS = 16
+T = TypeVar("T")
 
 
 @lru_cache(maxsize=256)
@@ -74,19 +76,36 @@ class PhiloxSource:
     def __init__(self, seed: int | None = None) -> None:
         self.seed = secrets.randbits(63) if seed is None else seed
         self._speeds: dict[int, Tensor] = {}
+        self._gaps: dict[int, kernels.Floats] = {}
+
+    def uniform(self, key: Key) -> float:
+        """The number in [0, 1) that belongs to this key, by the compiled generator where there is one."""
+        if kernels.installed():
+            return kernels.uniform(self.seed, key.position, _USES[key.use], key.index)
+        return uniform(self.seed, key.position, key.use, key.index)
 
     def draw(self, row: Tensor, key: Key) -> Tensor:
         """A token of the row [V], int64 scalar on its device."""
-        u = uniform(self.seed, key.position, key.use, key.index)
-        return torch.tensor(kernels.draw(row, u)) if kernels.usable(row) else draw(row, u)
+        u = self.uniform(key)
+        return torch.tensor(kernels.draw(row.numpy(), u)) if kernels.usable(row) else draw(row, u)
 
     def ranked(self, row: Tensor, k: int, position: int) -> Tensor:
         """The k best of log(row) + Gumbel noise: the k first arrivals of exponential clocks with rates `row`.
 
         log p + g is monotone in p / e with e = exp(-g) a standard exponential, so one product serves.
         """
+        if k == 1 and kernels.usable(row):
+            return torch.tensor([max(0, self.race(row.numpy(), position))])
         race = row * self._speed(position, row)
         return best(race[None]) if k == 1 else race.topk(min(k, len(row))).indices
+
+    def race(self, row: kernels.Floats, position: int) -> int:
+        """`ranked` for the best token, compiled; -1 for a row without mass or with NaN."""
+        gaps = self._gaps.get(position)
+        if gaps is None or len(gaps) != len(row):
+            gaps = np.zeros(len(row), np.float32)
+            _keep(self._gaps, position, gaps)
+        return kernels.race(row, gaps, self.seed, position)
 
     def _speed(self, position: int, row: Tensor) -> Tensor:
         """1 / exponentials of a position; kept, since drafter, target and the next steps ask for the same ones."""
@@ -94,7 +113,12 @@ class PhiloxSource:
         if speed is None or (len(speed), speed.dtype, speed.device) != (len(row), row.dtype, row.device):
             noise = 1.0 / exponentials(self.seed, position, len(row))
             speed = send(torch.from_numpy(noise).to(row.dtype), row.device)
-            self._speeds[position] = speed
-            if len(self._speeds) > _KEPT_POSITIONS:
-                del self._speeds[next(iter(self._speeds))]
+            _keep(self._speeds, position, speed)
         return speed
+
+
+def _keep(noise: dict[int, T], position: int, one: T) -> None:
+    """Of this position and of the latest others."""
+    noise[position] = one
+    if len(noise) > _KEPT_POSITIONS:
+        del noise[next(iter(noise))]

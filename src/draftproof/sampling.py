@@ -36,6 +36,9 @@ class Sampler:
         self._stop_tokens = [*params.stop_tokens, *stop_tokens]
         self._counts: _Counts | None = None
         self._penalised = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (1, 0, 0)
+        forbids = params.min_tokens > 0 and bool(self._stop_tokens)
+        own = params.logit_bias or params.no_repeat_ngram or params.processors
+        self._untouched = not (self._penalised or forbids or own)
 
     def scores(self, logits: Tensor, context: Sequence[int], proposal: Proposal, nodes: Sequence[int]) -> Tensor:
         """[R, V] float32 (float64 stays): the logits behind nodes[r] with every stage before temperature applied.
@@ -44,6 +47,8 @@ class Sampler:
         """
         scores = logits if logits.dtype == torch.float64 else logits.float()
         params = self.params
+        if self._untouched:
+            return scores
         if params.logit_bias:
             ids, values = zip(*params.logit_bias, strict=True)
             bias = upload(values, scores.device, scores.dtype)

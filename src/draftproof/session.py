@@ -55,11 +55,11 @@ class Session:
         resume = self._shallow + len(self._nodes) if self._grew_from_exit(context, proposal) else 0
         if not resume:
             self.go_back(context)
-        fresh = self._fresh(context)
-        parents = _behind(len(fresh), proposal.parents)
-        segment = Segment(self.cache, torch.cat([fresh, proposal.tokens]), parents, 1 + len(proposal), resume)
+        fresh, parents = self._fresh(context), _behind(len(context) - len(self._linear), proposal.parents)
+        tokens = torch.cat([fresh, proposal.tokens]) if len(proposal) else fresh
+        segment = Segment(self.cache, tokens, parents, 1 + len(proposal), resume)
         self._linear += context[len(self._linear) :]
-        self.fed += len(segment.tokens)
+        self.fed += len(parents)
         self._remember(proposal, 0)
         return segment
 
@@ -75,15 +75,16 @@ class Session:
 
         The earlier nodes must be the same. Behind `plan_exit` the new nodes are shallow too.
         """
-        new = proposal.tokens[len(self._nodes) :]
-        self.fed += 0 if self._shallow else len(new)
+        new = len(proposal) - len(self._nodes)
+        tokens = proposal.tokens[len(self._nodes) :]
+        self.fed += 0 if self._shallow else new
         self._remember(proposal, self._shallow)
-        return Segment(self.cache, new, _behind(self._shallow, proposal.parents), len(new))
+        return Segment(self.cache, tokens, _behind(self._shallow, proposal.parents), new)
 
     def go_back(self, context: Sequence[int]) -> None:
         """Drop what is no prefix of context[:-1]: the last token is always fed, so that a row follows it."""
         linear, limit = len(self._linear), len(context) - 1
-        same = linear if context is self._context and linear <= limit else _common(self._linear, context, limit)
+        same = linear if context is self._context and linear <= limit else shared_length(self._linear, context, limit)
         keep: tuple[int, ...] = ()
         if same == linear and len(self._nodes) and not self._shallow:
             tokens = self._nodes.tokens.tolist() if self._node_tokens is None else self._node_tokens
@@ -155,11 +156,12 @@ def prefill(
 
 def _behind(shift: int, parents: Sequence[int]) -> tuple[int, ...]:
     """Parents of `shift` tokens in a row and of the nodes below the last of them."""
-    return (*range(-1, shift - 1), *(parent + shift for parent in parents))
+    return (*range(-1, shift - 1), *(parent + shift for parent in parents)) if shift else tuple(parents)
 
 
-def _common(cached: Sequence[int], context: Sequence[int], limit: int) -> int:
-    length = min(len(cached), limit)
-    if list(cached[:length]) == list(context[:length]):
+def shared_length(one: Sequence[int], other: Sequence[int], limit: int | None = None) -> int:
+    """Length of the beginning that two token sequences share, `limit` at most."""
+    length = min(len(one), len(other)) if limit is None else min(len(one), len(other), limit)
+    if list(one[:length]) == list(other[:length]):
         return length
-    return next(i for i in range(length) if cached[i] != context[i])
+    return next(i for i in range(length) if one[i] != other[i])

@@ -91,10 +91,11 @@ class Segment:
     resume: int = 0
 
     def __post_init__(self) -> None:
-        if len(self.parents) < len(self.tokens):
-            raise ValueError(f"{len(self.tokens)} tokens need as many parents, not {len(self.parents)}")
-        if not 0 <= self.rows <= len(self.tokens):
-            raise ValueError(f"rows must lie in 0..{len(self.tokens)}, not {self.rows}")
+        fed = self.tokens.shape[0]
+        if len(self.parents) < fed:
+            raise ValueError(f"{fed} tokens need as many parents, not {len(self.parents)}")
+        if not 0 <= self.rows <= fed:
+            raise ValueError(f"rows must lie in 0..{fed}, not {self.rows}")
 
 
 @dataclass(frozen=True, eq=False)

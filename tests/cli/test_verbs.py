@@ -236,7 +236,7 @@ def test_list_holds_the_catalogue(call: Call) -> None:
 
 
 def test_import_prints_the_folder(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def convert(path: str, out_dir: str | None, progress: Any) -> Path:
+    def convert(path: str, out_dir: str | None, progress: Any, keep_quantized: bool) -> Path:
         progress("half", 0.5)
         folder = Path(out_dir or path.removesuffix(".gguf"))
         folder.mkdir()
@@ -248,3 +248,5 @@ def test_import_prints_the_folder(call: Call, monkeypatch: pytest.MonkeyPatch, t
     assert (done.code, done.out) == (0, f"{tmp_path / 'model'}\n") and f"hf:{tmp_path / 'model'}" in done.err
     report = call("import", str(tmp_path / "other.gguf"), "--json").json
     assert report == {"folder": str(tmp_path / "other"), "bytes": 5, "spec": f"hf:{tmp_path / 'other'}"}
+    report = call("import", str(tmp_path / "kept.gguf"), "--keep-quantized", "--json").json
+    assert report["spec"] == f"native:{tmp_path / 'kept'},weights=int4"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter
-from gguf.quants import quantize
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf.quants import dequantize, quantize
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from draftproof.text import _alphabet
@@ -68,12 +70,17 @@ def write_gguf(
     path: Path,
     model: Any,
     architecture: str,
-    storage: str = "F32",
+    storage: str | Mapping[str, str] = "F32",
     entries: dict[str, Any] | None = None,
     skip: str | None = None,
     tensors: dict[str, np.ndarray] | None = None,
 ) -> Path:
-    """entries: further integers and floats of the architecture; skip: a tensor to leave out; tensors: more of them."""
+    """A file of that architecture with the model's weights and a small tokenizer.
+
+    storage  of the matrices, or the type of each by its name, under "" that of the others
+    entries  further integers and floats of the architecture; skip: a tensor to leave out; tensors: more of them
+    """
+    kinds = {"": storage} if isinstance(storage, str) else storage
     writer = GGUFWriter(path, architecture)
     config = model.config
     writer.add_context_length(config.max_position_embeddings)
@@ -89,13 +96,14 @@ def write_gguf(
         writer.add_value_length(head)
     for key, value in (entries or {}).items():
         add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+        writer.kv_data[0].pop(f"{architecture}.{key}", None)
         add(f"{architecture}.{key}", value)
     (_sentencepiece if architecture == "gemma3" else _byte_level)(writer, architecture)
     for name, weight in model.state_dict().items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         if (ours := gguf_name(name, architecture)) != skip:
-            _add(writer, ours, _stored(ours, weight.float().numpy(), config, architecture), storage)
+            _add(writer, ours, _stored(ours, weight.float().numpy(), config, architecture), kinds.get(ours, kinds[""]))
     for name, values in (tensors or {}).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
@@ -103,6 +111,16 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def weights_of(path: Path, model: Any, architecture: str) -> dict[str, Tensor]:
+    """The file's weights, dequantised by the gguf package, by their names in transformers."""
+    stored = {t.name: np.array(dequantize(t.data, t.tensor_type), np.float32) for t in GGUFReader(path).tensors}
+    weights = {}
+    for name in model.state_dict():
+        if (ours := gguf_name(name, architecture)) in stored:
+            weights[name] = torch.from_numpy(_original(ours, stored[ours], model.config, architecture))
+    return weights
 
 
 def gguf_name(name: str, architecture: str) -> str:
@@ -140,12 +158,31 @@ def _stored(name: str, values: np.ndarray, config: Any, architecture: str) -> np
     return values
 
 
+def _original(name: str, values: np.ndarray, config: Any, architecture: str) -> np.ndarray:
+    """The other way round."""
+    if architecture == "llama" and (".attn_q." in name or ".attn_k." in name):
+        heads = config.num_attention_heads if ".attn_q." in name else config.num_key_value_heads
+        pairs = values.reshape(heads, -1, 2, *values.shape[1:])
+        return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
+    return values - np.float32(1) if architecture == "gemma3" and name.endswith("norm.weight") else values
+
+
 def _add(writer: GGUFWriter, name: str, values: np.ndarray, storage: str) -> None:
     kind = GGMLQuantizationType[storage]
-    if values.ndim == 1 or storage == "F32":
+    if storage == "Q6_K":
+        writer.add_tensor(name, _random_q6(values.shape), raw_dtype=kind)
+    elif values.ndim == 1 or storage == "F32":
         writer.add_tensor(name, values)
     else:
         writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
+
+
+def _random_q6(shape: tuple[int, ...]) -> np.ndarray:
+    """The gguf package can read this type, but not write it: random blocks of 256 with small scales."""
+    rng = np.random.default_rng(0)
+    blocks = rng.integers(0, 256, (shape[0], shape[1] // 256, 210), dtype=np.uint8)
+    blocks[:, :, -2:] = np.array([0.0005], np.float16).view(np.uint8)
+    return blocks.reshape(shape[0], -1)
 
 
 def _byte_level(writer: GGUFWriter, architecture: str) -> None:

@@ -69,3 +69,27 @@ def make(family: str, folder: Path, seed: int = 0, dtype: torch.dtype = torch.fl
 def chain_segment(cache: Any, tokens: Tensor | list[int], rows: int = 1, resume: int = 0) -> Segment:
     ids = torch.as_tensor(tokens)
     return Segment(cache, ids, tuple(range(-1, len(ids) - 1)), rows, resume)
+
+
+def put_on_grid(folder: Path) -> None:
+    """Rewrite a checkpoint as `import --keep-quantized` would: layers in four bits, the embedding in eight."""
+    from safetensors.torch import load_file, save_file
+
+    from draftproof.models.native.grid import fold
+    from draftproof.models.native.pack import quantise_int4
+
+    kept: dict[str, Tensor] = {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        if name.endswith("_proj.weight"):
+            grid = quantise_int4(weight)
+            assert grid.minima is not None
+            kept |= {f"{name}.codes": fold(grid.codes), f"{name}.scales": grid.scales, f"{name}.minima": grid.minima}
+        elif "embed_tokens" in name:
+            groups = weight.view(len(weight), -1, 32)
+            scales = (groups.abs().amax(dim=2) / 127).half()
+            codes = (groups / scales.float()[:, :, None]).round().clamp(-127, 127).to(torch.int8)
+            kept |= {f"{name}.codes": codes.view_as(weight), f"{name}.scales": scales}
+        else:
+            kept[name] = weight
+    (folder / "model.safetensors").unlink()
+    save_file(kept, folder / "grid.safetensors", metadata={"format": "pt"})

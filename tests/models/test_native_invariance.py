@@ -44,6 +44,17 @@ def test_every_format_is_invariant(weights: Any, activations: Any, isa: str, nat
         assert walk(model, plain, seed=10 + threads, calls=10) > 50
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("activations", ["f32", "int8"])
+def test_a_folder_on_a_grid_is_invariant(activations: Any, isa: str, tmp_path: Path) -> None:
+    """Three formats side by side: layers in four bits, the embedding in eight, the head dense."""
+    native_models.make("mistral", tmp_path)
+    native_models.put_on_grid(tmp_path)
+    options: dict[str, Any] = {"weights": "int4", "activations": activations, "isa": isa}
+    plain = Plain(native.load_native(tmp_path, threads=1, **options))
+    assert walk(native.load_native(tmp_path, threads=2, **options), plain, seed=12, calls=10) > 50
+
+
 @pytest.mark.parametrize("family", ["llama", "mistral", "mistral-wide", "gemma3"])
 def test_a_long_prompt_gives_the_bits_of_decoding(family: str, native_folders: dict[str, Path]) -> None:
     """Longer than a batch of rows and than several pages, fed whole, in two parts, and token by token."""

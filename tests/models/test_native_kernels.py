@@ -19,7 +19,19 @@ from draftproof.models.native.grid import Grid
 from draftproof.models.native.pack import pack, quantise_int4, quantise_int8
 
 ISAS = _kernels.isas()
-FORMATS = ["f32", "bf16", "int8", "int4"]
+FORMATS = ["f32", "bf16", "int8", "int8 groups", "int4"]
+
+
+def grid_of_eight(weight: Tensor) -> Grid:
+    """The nearest values with a scale a group of 32."""
+    groups = weight.view(len(weight), -1, 32)
+    scales = (groups.abs().amax(dim=2) / 127).half()
+    codes = (groups / scales.float()[:, :, None]).round().clamp(-128, 127).to(torch.int8)
+    return Grid(codes.view_as(weight), scales)
+
+
+def packed(weight: Tensor, fmt: Any) -> Any:
+    return pack(grid_of_eight(weight), "int8") if fmt == "int8 groups" else pack(weight, fmt)
 
 
 def dequantised(weight: Tensor, fmt: str) -> np.ndarray[Any, Any]:
@@ -29,6 +41,8 @@ def dequantised(weight: Tensor, fmt: str) -> np.ndarray[Any, Any]:
     if fmt == "int8":
         codes, scales = quantise_int8(weight)
         return (codes.double() * scales.double()[:, None]).numpy()
+    if fmt == "int8 groups":
+        return grid_of_eight(weight).dense().double().numpy()
     if fmt == "int4":
         return quantise_int4(weight).dense().double().numpy()
     return weight.double().numpy()
@@ -42,20 +56,20 @@ def test_matmul_is_the_product_of_what_the_format_holds(fmt: Any, isa: str) -> N
         weight = torch.randn(outputs, depth, generator=generator)
         x = torch.randn(rows, depth, generator=generator)
         y = np.empty((rows, outputs), dtype=np.float32)
-        _kernels.matmul(pack(weight, fmt), x.numpy(), y, isa=isa, threads=2)
+        _kernels.matmul(packed(weight, fmt), x.numpy(), y, isa=isa, threads=2)
         exact = x.double().numpy() @ dequantised(weight, fmt).T
         assert np.abs(y - exact).max() <= 2e-6 * depth**0.5 * np.abs(exact).max()
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("fmt", ["int8", "int4"])
+@pytest.mark.parametrize("fmt", ["int8", "int8 groups", "int4"])
 def test_integer_products_are_those_of_the_quantised_row(fmt: Any, isa: str) -> None:
     generator = torch.Generator().manual_seed(2)
     weight = torch.randn(50, 128, generator=generator)
     x = torch.randn(9, 128, generator=generator) * 3
     x[3] = 0
     y = np.empty((9, 50), dtype=np.float32)
-    _kernels.matmul(pack(weight, fmt), x.numpy(), y, quantise=True, isa=isa)
+    _kernels.matmul(packed(weight, fmt), x.numpy(), y, quantise=True, isa=isa)
     groups = x.view(9, -1, 32)
     scales = groups.abs().amax(dim=2, keepdim=True) / 127
     rounded = torch.where(scales > 0, (groups / scales).round() * scales, torch.zeros(())).view(9, 128)
@@ -69,10 +83,8 @@ def test_integer_products_are_those_of_the_quantised_row(fmt: Any, isa: str) -> 
 @pytest.mark.parametrize("fmt", FORMATS)
 @pytest.mark.parametrize("quantise", [False, True])
 def test_a_row_of_a_product_does_not_see_the_others(fmt: Any, isa: str, quantise: bool) -> None:
-    if quantise and fmt in ("f32", "bf16"):
-        return
     generator = torch.Generator().manual_seed(3)
-    weight = pack(torch.randn(70, 96, generator=generator), fmt)
+    weight = packed(torch.randn(70, 96, generator=generator), fmt)
     x = torch.randn(29, 96, generator=generator)
     alone = np.empty((29, 70), dtype=np.float32)
     for row in range(29):
@@ -87,17 +99,23 @@ def test_a_row_of_a_product_does_not_see_the_others(fmt: Any, isa: str, quantise
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_packed_row_is_the_row(fmt: Any) -> None:
     weight = torch.randn(21, 64, generator=torch.Generator().manual_seed(4))
-    matrix, out = pack(weight, fmt), np.empty(64, dtype=np.float32)
+    matrix, out = packed(weight, fmt), np.empty(64, dtype=np.float32)
     for output in range(21):
         matrix.unpack_row(output, out)
         assert np.abs(out - dequantised(weight, fmt)[output]).max() <= 1e-6
 
 
-def test_a_q4_grid_is_held_exactly() -> None:
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_grid_is_held_exactly(bits: int) -> None:
     generator = torch.Generator().manual_seed(5)
-    codes = torch.randint(0, 16, (18, 64), generator=generator, dtype=torch.uint8)
     scales, minima = (torch.randn(18, 2, generator=generator).half() for _ in range(2))
-    matrix, out = pack(Grid(codes, scales, minima), "int4"), np.empty(64, dtype=np.float32)
+    if bits == 4:
+        codes = torch.randint(0, 16, (18, 64), generator=generator, dtype=torch.uint8)
+        grid = Grid(codes, scales, minima)
+    else:
+        codes, minima = torch.randint(-128, 128, (18, 64), generator=generator, dtype=torch.int8), minima * 0
+        grid = Grid(codes, scales)
+    matrix, out = pack(grid, "int4"), np.empty(64, dtype=np.float32)
     exact = codes.view(18, 2, 32).float() * scales.float()[:, :, None] + minima.float()[:, :, None]
     for output in range(18):
         matrix.unpack_row(output, out)

@@ -20,7 +20,7 @@ from draftproof.drafters.null import NullDrafter
 from draftproof.engine import Engine
 from draftproof.rng import exponentials
 from draftproof.sampling import Sampler
-from draftproof.session import Session, score
+from draftproof.session import Session, score, shared_length
 from draftproof.stats import Stats
 from draftproof.types import Cache, InputError, SamplingParams, Step, chain
 from draftproof.verify import CoupledRule
@@ -156,9 +156,8 @@ def explain(
 ) -> Difference:
     """Measure the first difference in fresh caches that were never rolled back, so that no broken one is trusted."""
     other = _tokens(steps)
-    at = next((i for i, pair in enumerate(zip(plain, other, strict=False)) if pair[0] != pair[1]), None)
-    if at is None:  # one text is the beginning of the other: no rounding does that
-        at = min(len(plain), len(other))
+    at = shared_length(plain, other)
+    if at == min(len(plain), len(other)):  # one text is the beginning of the other: no rounding does that
         pair = [text[at] if at < len(text) else None for text in (plain, other)]
         return Difference(at, pair[0], pair[1], 0.0, 0.0, float("inf"), 0.0)
     start, drafted = _verification(steps, at)

@@ -10,7 +10,7 @@ from torch import Tensor
 from draftproof import tree
 from draftproof.audit.branching import Noise, explore
 from draftproof.contracts import Ask, Drafter, Model, Source
-from draftproof.fast import FastSampler
+from draftproof.fast_sampling import FastSampler
 from draftproof.request import Running
 from draftproof.sampling import Sampler
 from draftproof.session import Session

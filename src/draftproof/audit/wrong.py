@@ -11,7 +11,7 @@ from torch import Tensor
 
 from draftproof import tree
 from draftproof.contracts import Ask, Drafter, DraftSession, Key, Outcomes, Source
-from draftproof.fast import FastSampler
+from draftproof.fast_sampling import FastSampler
 from draftproof.sampling import probabilities
 from draftproof.types import Proposal, SamplingParams
 from draftproof.verify import BlockRule, Rows, TokenRule, draft_row

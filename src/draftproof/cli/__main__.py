@@ -20,6 +20,8 @@ VERBS = {
     "chat": ("chat", "Talk with a model."),
     "check": ("check", "Do a target and a draft model fit together, and what do they need?"),
     "audit": ("audit", "Prove that the output is the target's: exactly, by sampling, token by token."),
+    "bench": ("bench", "Measure what a target call costs and what speculation brings."),
+    "plot": ("plot", "Draw the reports of bench as SVG and PNG."),
     "list": ("list_", "Models, drafters and rules, with their options."),
     "import": ("import_", "Convert a GGUF file into a Hugging Face folder."),
 }

@@ -124,6 +124,7 @@ class Chat:
         from draftproof.types import InputError
 
         prompt = self._setup.text.chat(self._messages)
+        self._setup.check_room(len(prompt), self._params.max_tokens)
         reply = Reply(self._setup.engine, prompt, self._params, self._session)
         cached = self._stream(reply)
         self._tokens = len(reply.request.context)

@@ -15,6 +15,7 @@ from draftproof.cli.setup import Setup
 from draftproof.drafters.null import NullDrafter
 from draftproof.engine import Engine
 from draftproof.run import Piece, Reply, Result, steps
+from draftproof.session import shared_length
 from draftproof.stats import Stats, ratio, total
 from draftproof.types import InputError, SamplingParams, Step
 
@@ -94,8 +95,8 @@ class Comparison:
     def first_difference(self) -> int | None:
         """Index of the first token that differs, None where all are the same."""
         a, b = self.plain.result.token_ids, self.speculative.result.token_ids
-        differing = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
-        return next(differing, None if len(a) == len(b) else min(len(a), len(b)))
+        same = shared_length(a, b)
+        return None if same == len(a) == len(b) else same
 
     def line(self) -> str:
         """Both speeds in one line."""

@@ -43,9 +43,10 @@ def command(
 
     if max_tokens < 1:
         raise InputError(f"--max-tokens must be at least 1, not {max_tokens}.")
-    loaded = setup.load(models)
     by_id = {prompt.id: prompt for prompt in bundled()}
-    comparisons = _run(loaded, [by_id[name] for name in PROMPTS], max_tokens, Screen(output))
+    prompts = [by_id[name] for name in PROMPTS]
+    loaded = setup.load(models, setup.Texts.of(prompts, max_tokens))
+    comparisons = _run(loaded, prompts, max_tokens, Screen(output))
     if output.json:
         show.print_json({**compare.report(comparisons), **loaded.described(max_tokens)})
         return

@@ -73,7 +73,7 @@ def command(
     from draftproof.batch import job_of
     from draftproof.cli import batch, setup
 
-    loaded = setup.load(models)
+    loaded = setup.load(models, setup.Texts.of(prompts, params.max_tokens, source.max_batch))
     jobs = [job_of(loaded.text, one, source.raw, source.system) for one in prompts]
     if source.prompts is None:
         _one(loaded, jobs[0], params, output)
@@ -88,7 +88,9 @@ def _one(setup: Setup, job: Job, params: SamplingParams, output: OutputOptions) 
     from draftproof.run import Reply, steps
     from draftproof.types import InputError
 
-    reply, watch = Reply(setup.engine, job.encode([]), params), Watch()
+    ids = job.encode([])
+    setup.check_room(len(ids), params.max_tokens)
+    reply, watch = Reply(setup.engine, ids, params), Watch()
     off = setup.drafting_off(params.max_tokens)
     show.notice(setup.status(params.max_tokens))
     writer = show.Writer(output.color, plain=off is not None, silent=output.json)

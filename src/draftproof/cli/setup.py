@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,23 +16,42 @@ from draftproof.cli.options import ModelOptions
 from draftproof.contracts import Model
 from draftproof.drafters.length import AutoLength
 from draftproof.engine import Engine
+from draftproof.memory import TOKENS, Need, Room, listed, refuse_beyond, room_on
 from draftproof.models.hf_load import check_device
+from draftproof.prompts import Prompt
 from draftproof.run import tokenizer
 from draftproof.stats import Stats
 from draftproof.text import Text
 from draftproof.types import InputError, Step
 
 _HOPELESS_STEPS = 32
+_TEMPLATE = 128  # tokens of a chat template, at most as a rule
 _MOST_THREADS = 1024
 
 
 @dataclass(frozen=True)
+class Texts:
+    """How long texts may become, and how many at a time: what KV caches must have room for."""
+
+    tokens: int = TOKENS
+    requests: int = 1
+
+    @classmethod
+    def of(cls, prompts: Sequence[Prompt], max_tokens: int, at_a_time: int = 1) -> Texts:
+        """The longest `at_a_time` of the prompts, on average. Without a tokenizer: a token for two characters."""
+        lengths = sorted(sum(len(turn) + max_tokens * 2 for turn in prompt.turns) for prompt in prompts)[-at_a_time:]
+        mean = _TEMPLATE + sum(lengths) // (2 * len(lengths))
+        return cls(max(TOKENS, mean), 1) if len(lengths) == 1 else cls(mean, len(lengths))
+
+
+@dataclass(frozen=True)
 class Setup:
-    """A loaded engine and what the user asked for."""
+    """A loaded engine, what the user asked for, and the memory its models take by role."""
 
     engine: Engine
     target: Loaded
     options: ModelOptions
+    needs: Mapping[str, Need]
 
     @property
     def text(self) -> Text:
@@ -56,6 +76,10 @@ class Setup:
             return f"max tokens {max_tokens} leaves no room for a draft token"
         return None
 
+    def check_room(self, prompt: int, max_tokens: int, rooms: Callable[[str], Room] = room_on) -> None:
+        """InputError for a prompt of so many tokens whose KV caches do not fit into what is free now."""
+        refuse_beyond(self.needs, prompt + max_tokens, rooms=rooms, loaded=True)
+
     def status(self, max_tokens: int) -> str:
         """One line: target, drafter, rule, draft length, device, precision, threads."""
         drafter, rule = self.engine.drafter, self.engine.rule.name
@@ -79,16 +103,25 @@ class Setup:
             "dtype": self.target.model.dtype,
             "threads": threads_of(self.target.model),
             "drafting_off": self.drafting_off(max_tokens),
+            "memory": {role: need.report() for role, need in self.needs.items()},
         }
 
 
-def load(options: ModelOptions) -> Setup:
-    """Target, drafter and rule. InputError, before anything runs, for what does not fit together."""
+def load(options: ModelOptions, texts: Texts = Texts(), rooms: Callable[[str], Room] = room_on) -> Setup:
+    """Target, drafter and rule. InputError, before anything runs, for what does not fit together or into memory.
+
+    rooms: the free memory of a device, by its name.
+    """
     place = settle(options.device, options.dtype, options.threads)
-    target = load_target(options.target, place)
+    spec = named(options.target, place)
+    needs = catalog.needs(spec, options.drafter, place)
+    refuse_beyond(needs, texts.tokens, texts.requests, rooms)
+    target = load_target(spec, place)
     with show.busy("loading the drafter; once a machine, measuring what a step costs"):
         engine = catalog.engine_for(target, options.drafter, options.rule, place, options.gamma)
-    return Setup(engine, target, options)
+    if needs:
+        show.notice(f"memory: {listed(needs, texts.tokens, texts.requests)}")
+    return Setup(engine, target, options, needs)
 
 
 def settle(device: str, dtype: str, threads: int | None) -> Place:
@@ -106,10 +139,15 @@ def threads_of(model: Model) -> int:
     return getattr(model, "threads", None) or torch.get_num_threads()
 
 
+def named(spec: str, place: Place) -> str:
+    """The spec, that of the demo's model for an empty one."""
+    return spec or f"{default_backend(place)}:{demo_folder()}"
+
+
 def load_target(spec: str, place: Place) -> Loaded:
-    """The model of a spec, the demo's model for an empty one."""
-    if not spec:
-        spec = f"{default_backend(place)}:{demo_folder()}"
+    """The model of a spec, the demo's model for an empty one. InputError where it does not fit into memory."""
+    spec = named(spec, place)
+    refuse_beyond(catalog.needs(spec, place=place))
     with show.busy("loading the target"):
         loaded = catalog.load_model(spec, place)
     if loaded.model.device.type == "cpu" and getattr(loaded.model, "threads", None) is not None:

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from draftproof.memory import size as size
 from draftproof.run import Piece
 from draftproof.stats import Stats
 
@@ -168,7 +169,7 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 def print_json(value: Mapping[str, Any]) -> None:
     """One object on one line of standard output; what JSON has no number for becomes null."""
-    sys.stdout.write(json.dumps(_plain(value), allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(jsonable(value), allow_nan=False) + "\n")
     sys.stdout.flush()
 
 
@@ -180,15 +181,6 @@ def percent(share: float) -> str:
 def count(number: int, what: str) -> str:
     """ "1 token", "2 tokens"."""
     return f"{number:,} {what}" + ("" if number == 1 else "s")
-
-
-def size(number: float) -> str:
-    """Bytes for a reader, in powers of 1000."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 999.5:
-            return f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:.3g} TB"
 
 
 @contextlib.contextmanager
@@ -230,11 +222,12 @@ class Bar:
             self._shown = False
 
 
-def _plain(value: Any) -> Any:
+def jsonable(value: Any) -> Any:
+    """The value with text keys and null for what JSON has no number for."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [jsonable(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

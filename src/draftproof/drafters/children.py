@@ -14,6 +14,7 @@ from torch import Tensor
 
 from draftproof import tree
 from draftproof.contracts import Ask, Key
+from draftproof.drafters.chains import GrowingChain
 from draftproof.rng import best
 from draftproof.sampling import proper
 from draftproof.types import InputError, Proposal, Segment
@@ -141,6 +142,13 @@ class Growing:
         return max(1, min(width, int((values > (0 if noisy else float("-inf"))).sum())))
 
 
+def _growing(ask: Ask, shape: Shape, device: torch.device) -> Growing | GrowingChain:
+    if shape.branches or device.type != "cpu":
+        return Growing(ask, shape, device)
+    by_score = ask.policy.greedy or (shape.scheme == "chosen" and not ask.coupled)
+    return GrowingChain(ask, min(ask.depth, shape.gamma), by_score)
+
+
 def grow_all(
     asks: Sequence[Ask],
     shape: Shape,
@@ -152,7 +160,7 @@ def grow_all(
 
     call(segments) returns each one's logits [rows, V] over the target's vocabulary.
     """
-    growing = [Growing(ask, shape, session.model.device) for ask, session in zip(asks, sessions, strict=True)]
+    growing = [_growing(ask, shape, session.model.device) for ask, session in zip(asks, sessions, strict=True)]
     live = list(range(len(asks)))
     while live:
         for i, logits in zip(live, call(segments), strict=True):

@@ -60,8 +60,9 @@ class ModelDrafter:
     def _to_target(self, logits: Tensor) -> Tensor:
         """[R, draft vocabulary] -> [R, target vocabulary]: the same ids, forbidden where the token differs."""
         size = self._vocab_size
-        logits = logits[:, :size]
-        if logits.shape[1] < size:
+        if logits.shape[1] > size:
+            logits = logits[:, :size]
+        elif logits.shape[1] < size:
             logits = torch.nn.functional.pad(logits, (0, size - logits.shape[1]), value=float("-inf"))
         return logits if self._bias is None else logits + self._bias
 

@@ -59,14 +59,22 @@ def check_sizes(config: Any, folder: Path, *others: str) -> None:
             raise InputError(f"{problem}: layer_types names {len(kinds)} layers, but num_hidden_layers is {layers}.")
 
 
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder; what has such a name and is no file is left out."""
+    return sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+
+
 def check_index(folder: Path, present: Iterable[Path]) -> None:
     """InputError where the index of the weights names a file that is not there, or is damaged itself."""
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return
+    for index in (folder / "model.safetensors.index.json", folder / "grid.safetensors.index.json"):
+        if index.is_file():
+            _check_index(index, present)
+
+
+def _check_index(index: Path, present: Iterable[Path]) -> None:
     names = read_object(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise InputError(f"{index} is damaged: its weight_map must name a file for every weight; download it again.")
     missing = sorted(set(names.values()) - {file.name for file in present})
     if missing:
-        raise InputError(f"{folder} lacks the weight file {missing[0]}: download it again.")
+        raise InputError(f"{index.parent} lacks the weight file {missing[0]}: download it again.")

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 from draftproof.types import InputError
 
+_MOST = 2**31 - 1
+_MOST_LAYERS = 1000
+
 
 class Metadata:
     """The key-value part of a GGUF file; keys of the architecture are asked for without its name."""
@@ -47,7 +50,17 @@ class Metadata:
             if len(set(value)) != 1:
                 raise self.refuse(f"its layers differ in {key}")
             value = value[0]
-        return int(value)
+        most = _MOST_LAYERS if key == "block_count" else _MOST
+        if not isinstance(value, int) or not 1 <= value <= most:
+            raise self.refuse(f"its entry {key} must be a whole number between 1 and {most}, not {value!r}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number of at least 0 with the shortest decimal of the same float32: 1e-05, not 9.999999747378752e-06."""
+        value = self.need(key) if default is None else self.own(key, default)
+        if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            raise self.refuse(f"its entry {key} must be a finite number of at least 0, not {value!r}")
+        return float(str(np.float32(value)))
 
     def refuse(self, reason: str) -> InputError:
         """The error for a model that the import cannot represent."""
@@ -91,7 +104,7 @@ def _common(meta: Metadata) -> dict[str, Any]:
         "num_key_value_heads": meta.integer("attention.head_count_kv", heads),
         "head_dim": key_length,
         "max_position_embeddings": meta.integer("context_length"),
-        "rms_norm_eps": _float32(meta.need("attention.layer_norm_rms_epsilon")),
+        "rms_norm_eps": meta.number("attention.layer_norm_rms_epsilon"),
         "tie_word_embeddings": "output.weight" not in meta.tensors,
         "bos_token_id": meta.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": meta.get("tokenizer.ggml.eos_token_id"),
@@ -112,7 +125,7 @@ def _llama(meta: Metadata) -> dict[str, Any]:
     if meta.own("attention.sliding_window"):
         if config.pop("attention_bias") or config.pop("mlp_bias"):
             raise meta.refuse("it has both a sliding window and biases")
-        config |= {"model_type": "mistral", "sliding_window": int(meta.own("attention.sliding_window"))}
+        config |= {"model_type": "mistral", "sliding_window": meta.integer("attention.sliding_window")}
     return config
 
 
@@ -137,7 +150,7 @@ def _gemma3(meta: Metadata) -> dict[str, Any]:
         sliding = [bool((i + 1) % int(pattern)) for i in range(layers)]
     # The file does not state the attention scale; only the 27B model (62 layers) departs from the head's length.
     whole = layers == 62
-    local = _float32(meta.own("rope.freq_base_swa", 10_000.0))
+    local = meta.number("rope.freq_base_swa", 10_000.0)
     return config | {
         "model_type": "gemma3_text",
         "layer_types": ["sliding_attention" if one else "full_attention" for one in sliding],
@@ -155,13 +168,17 @@ def _gemma3(meta: Metadata) -> dict[str, Any]:
 
 def _rope(meta: Metadata, base: float = 10_000.0) -> dict[str, Any]:
     """Rotary embedding parameters, scaling included."""
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": _float32(meta.own("rope.freq_base", base))}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": meta.number("rope.freq_base", base)}
+    if not rope["rope_theta"]:
+        raise meta.refuse("its entry rope.freq_base is 0, from which no rotation follows")
     kind = meta.own("rope.scaling.type", "none")
-    factor = _float32(meta.own("rope.scaling.factor", meta.own("rope.scale_linear", 1.0)))
+    factor = meta.number("rope.scaling.factor", meta.number("rope.scale_linear", 1.0))
     if "rope_freqs.weight" in meta.tensors:
         return rope | _llama3_scaling(meta, rope["rope_theta"])
     if kind == "none" and factor in (0.0, 1.0):
         return rope
+    if not factor:
+        raise meta.refuse("its entry rope.scaling.factor is 0, from which no rotation follows")
     if kind in ("none", "linear"):
         return rope | {"rope_type": "linear", "factor": factor}
     if kind != "yarn" or meta.own("rope.scaling.yarn_log_multiplier"):
@@ -170,12 +187,13 @@ def _rope(meta: Metadata, base: float = 10_000.0) -> dict[str, Any]:
     original = meta.own("rope.scaling.original_context_length")
     if original is not None:
         rope["original_max_position_embeddings"] = int(original)
-    if (attention := meta.own("rope.scaling.attn_factor")) is not None:
+    if meta.own("rope.scaling.attn_factor") is not None:
+        attention = meta.number("rope.scaling.attn_factor")
         # The file's number multiplies the default magnitude (YaRN, equation 22); transformers takes the product.
-        rope["attention_factor"] = _float32(attention) * (1.0 + 0.1 * math.log(factor))
+        rope["attention_factor"] = attention * (1.0 + 0.1 * math.log(factor))
     for ours, key in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
-        if (value := meta.own(f"rope.scaling.{key}")) is not None:
-            rope[ours] = _float32(value)
+        if meta.own(f"rope.scaling.{key}") is not None:
+            rope[ours] = meta.number(f"rope.scaling.{key}")
     return rope
 
 
@@ -197,8 +215,3 @@ def _llama3_factors(theta: float, half: int, factor: float, original: int) -> ND
     turns = original * frequencies / (2 * math.pi)
     smooth = np.clip((turns - 1.0) / 3.0, 0.0, 1.0)
     return np.asarray(1.0 / ((1.0 - smooth) / factor + smooth))
-
-
-def _float32(value: Any) -> float:
-    """The shortest decimal that is the same float32: 1e-05, not 9.999999747378752e-06."""
-    return float(str(np.float32(value)))

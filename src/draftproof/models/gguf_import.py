@@ -12,12 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from draftproof.files import refusing
+from draftproof.models import gguf_weights
 from draftproof.models.gguf_config import Metadata, model_config
+from draftproof.models.gguf_file import open_gguf
 from draftproof.models.gguf_tokenizer import end_tokens, load_tokenizer
+from draftproof.models.native.grid import FILES
 from draftproof.types import InputError
 
 Progress = Callable[[str, float], None]
@@ -47,11 +49,18 @@ _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output
 _TABLES = re.compile(r"rope_freqs\.weight|blk\.\d+\.(attn_rot_embd|rope_freqs)(\.weight)?")
 
 
-def import_gguf(path: str | Path, out_dir: str | Path | None = None, progress: Progress | None = None) -> Path:
+def import_gguf(
+    path: str | Path,
+    out_dir: str | Path | None = None,
+    progress: Progress | None = None,
+    keep_quantized: bool = False,
+) -> Path:
     """Convert a Llama-, Qwen2-, Qwen3- or Gemma-3-family GGUF file; returns the folder.
 
     out_dir   where to; beside the file, under its name without ending, where None. It must not exist
-    weights   bfloat16; float32 or float16 where the file's matrices are all stored so, which keeps them exact
+    weights   bfloat16; float32 or float16 where the file's matrices are all stored so, which keeps them exact.
+              With keep_quantized all are exact: Q4_0, Q4_1 and Q8_0 stay on their grid (`native/grid.py`), for
+              `native:`, and the others have the smallest type that holds them
     A conversion that stops half-way leaves nothing behind. InputError for a file that cannot be used.
     """
     report = progress or (lambda what, share: None)
@@ -60,37 +69,20 @@ def import_gguf(path: str | Path, out_dir: str | Path | None = None, progress: P
     if folder.exists():
         raise InputError(f"{folder} exists already; remove it or name another folder.")
     report("reading the file", 0.0)
-    meta = Metadata(_open(source), source.name)
-    settings = model_config(meta)
+    meta = Metadata(open_gguf(source), source.name)
+    with refusing(f"{source.name} cannot be imported"):
+        settings = model_config(meta)
     with _finished_or_absent(folder) as work:
-        dtype = _dtype(meta)
-        plan = _plan(meta, settings, dtype, work)
-        report("converting the tokenizer", 0.02)
-        _write_texts(source, meta, work)
+        dtype = None if keep_quantized else _dtype(meta)
+        with refusing(f"{source.name} cannot be imported"):
+            plan = _plan(meta, settings, dtype or torch.float32, work)
+            if keep_quantized and not any(gguf_weights.on_grid(tensor) for _, tensor in plan):
+                raise meta.refuse("none of its matrices is Q4_0, Q4_1 or Q8_0; import it without --keep-quantized")
+            report("converting the tokenizer", 0.02)
+            _write_texts(source, meta, work)
         _write_weights(meta, plan, dtype, work, report)
     report("done", 1.0)
     return folder
-
-
-def _open(source: Path) -> Any:
-    """A reader over the whole file. InputError for a missing, foreign, damaged or truncated one."""
-    try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise InputError("reading GGUF files needs the extra gguf: pip install 'draftproof[gguf]'.") from error
-    try:
-        with source.open("rb") as file:
-            magic = file.read(4)
-    except OSError as error:
-        raise InputError(f"{source} cannot be read: {error.strerror}.") from error
-    if magic != b"GGUF":
-        raise InputError(f"{source} is not a GGUF file: it does not begin with the letters GGUF.")
-    try:
-        return GGUFReader(source)
-    except (ValueError, IndexError, KeyError, OverflowError, MemoryError) as error:
-        raise InputError(
-            f"{source} is damaged or truncated ({' '.join(str(error).split())}); fetch it again."
-        ) from error
 
 
 @contextmanager
@@ -180,58 +172,38 @@ def _write_texts(source: Path, meta: Metadata, work: Path) -> None:
 
 
 def _write_weights(
-    meta: Metadata, plan: list[tuple[str, Any]], dtype: torch.dtype, work: Path, report: Progress
+    meta: Metadata, plan: list[tuple[str, Any]], dtype: torch.dtype | None, work: Path, report: Progress
 ) -> None:
-    """Safetensors, in shards of at most 4 GiB with an index where there are several."""
+    """Safetensors, in shards of at most 4 GiB with an index where there are several; dtype None keeps the grids."""
     from safetensors.torch import save_file
 
-    shards = _shards(plan, dtype.itemsize)
-    total, done, where = sum(int(t.n_elements) for _, t in plan), 0, {}
+    shards, stem = _shards(meta, plan, dtype), FILES if dtype is None else "model"
+    total, done = sum(int(t.n_elements) for _, t in plan), 0
+    where: dict[str, str] = {}
     for i, shard in enumerate(shards, 1):
-        name = "model.safetensors" if len(shards) == 1 else f"model-{i:05d}-of-{len(shards):05d}.safetensors"
-        weights = {}
+        name = f"{stem}.safetensors" if len(shards) == 1 else f"{stem}-{i:05d}-of-{len(shards):05d}.safetensors"
+        weights: dict[str, torch.Tensor] = {}
         for weight, tensor in shard:
-            weights[weight] = torch.from_numpy(_values(meta, tensor)).to(dtype)
-            where[weight] = name
+            weights |= gguf_weights.parts(meta, weight, tensor, dtype)
             done += int(tensor.n_elements)
             report("converting the weights", 0.05 + 0.95 * done / total)
-        save_file(weights, work / name, metadata={"format": "pt"})
+        with refusing(f"{name} cannot be written"):
+            save_file(weights, work / name, metadata={"format": "pt"})
+        where |= dict.fromkeys(weights, name)
     if len(shards) > 1:
-        index = {"metadata": {"total_size": total * dtype.itemsize}, "weight_map": where}
-        (work / "model.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
+        size = sum(gguf_weights.size(meta, tensor, dtype) for _, tensor in plan)
+        index = {"metadata": {"total_size": size}, "weight_map": where}
+        (work / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=1), encoding="utf-8")
 
 
-def _shards(plan: list[tuple[str, Any]], itemsize: int) -> list[list[tuple[str, Any]]]:
+def _shards(meta: Metadata, plan: list[tuple[str, Any]], dtype: torch.dtype | None) -> list[list[tuple[str, Any]]]:
     shards: list[list[tuple[str, Any]]] = [[]]
     size = 0
     for weight, tensor in plan:
-        more = int(tensor.n_elements) * itemsize
+        more = gguf_weights.size(meta, tensor, dtype)
         if shards[-1] and size + more > _SHARD_BYTES:
             shards.append([])
             size = 0
         shards[-1].append((weight, tensor))
         size += more
     return shards
-
-
-def _values(meta: Metadata, tensor: Any) -> NDArray[np.float32]:
-    """A weight as transformers has it: what the conversion to GGUF changes is undone."""
-    from gguf.quants import dequantize
-
-    try:
-        values = np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-    except NotImplementedError as error:
-        raise meta.refuse(f"its tensor {tensor.name} is stored as {tensor.tensor_type.name}, not supported") from error
-    if meta.architecture == "llama" and (match := re.search(r"\.attn_([qk])\.", tensor.name)):
-        heads = meta.integer("attention.head_count")
-        return _rotation_halves(values, heads if match[1] == "q" else meta.integer("attention.head_count_kv", heads))
-    if meta.architecture == "gemma3" and tensor.name.endswith("norm.weight"):
-        # Gemma's norms multiply by 1 + weight; the file stores the sum.
-        return values - np.float32(1)
-    return values
-
-
-def _rotation_halves(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """[rows, ...] with the pairs of a head that rotate together moved from neighbours to halves."""
-    pairs = values.reshape(heads, -1, 2, *values.shape[1:])
-    return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from draftproof.files import refusing
 from draftproof.models.gguf_config import Metadata
 
 # How byte-level vocabularies cut text before merging ("tokenizer.ggml.pre"), where transformers has no entry.
@@ -23,10 +24,8 @@ def load_tokenizer(path: Path, meta: Metadata) -> Any:
 
     if not meta.get("tokenizer.ggml.tokens"):
         raise meta.refuse("it has no tokenizer")
-    try:
+    with refusing(f"{meta.name} cannot be imported, because its tokenizer is not understood"):
         tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
-    except (ValueError, KeyError, OSError) as error:
-        raise meta.refuse(f"its tokenizer is not understood ({' '.join(str(error).split())})") from error
     if meta.get("tokenizer.ggml.model") == "gpt2":
         _set_splitting(tokenizer.backend_tokenizer, meta)
     _check_ids(tokenizer, meta)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from draftproof.files import folder_at, read_object, refusing
-from draftproof.models.folder import check_index, check_sizes, load_config
+from draftproof.models.folder import check_index, check_sizes, load_config, weight_files
 from draftproof.models.hf_check import refuse_class, refuse_config
 from draftproof.types import InputError
 
@@ -23,16 +23,21 @@ def read_folder(path: str, device: str, dtype: str) -> Any:
     if dtype not in DTYPES:
         raise InputError(f'dtype must be one of {", ".join(DTYPES)}, not "{dtype}".')
     folder = folder_at(path)
-    config = load_config(folder)
-    with refusing(f"{folder / 'config.json'} cannot be used"):
-        refuse_config(config, path)
-        kind = _architecture(config, folder)
-        refuse_class(kind, path)
-        check_sizes(config, folder)
+    config = usable_config(folder, path)
     if (generation := folder / "generation_config.json").exists():
         read_object(generation)
-    _check_weights(folder)
-    return _read_model(folder, config, dtype).to(place).eval()
+    on_grid = _check_weights(folder)
+    return _read_model(folder, config, dtype, on_grid).to(place).eval()
+
+
+def usable_config(folder: Path, name: str) -> Any:
+    """The transformers configuration of a folder, if a model of its kind can be run."""
+    config = load_config(folder)
+    with refusing(f"{folder / 'config.json'} cannot be used"):
+        refuse_config(config, name)
+        refuse_class(_architecture(config, folder), name)
+        check_sizes(config, folder)
+    return config
 
 
 def check_device(device: str) -> torch.device:
@@ -52,26 +57,37 @@ def check_device(device: str) -> torch.device:
     return place
 
 
-def _check_weights(folder: Path) -> None:
-    """Every weight file named is there and whole."""
+def _check_weights(folder: Path) -> bool:
+    """Every weight file named is there and whole; are weights on a grid?"""
     from safetensors import safe_open
 
-    files = sorted(folder.glob("*.safetensors"))
+    files = weight_files(folder)
     check_index(folder, files)
     if not files and not list(folder.glob("pytorch_model*.bin")):
         raise InputError(f"{folder} has no weights: it needs a model.safetensors file.")
+    names: list[str] = []
     for file in files:
-        with refusing(f"{file} is truncated or damaged, so download it again"), safe_open(file, "pt"):
-            pass
+        with refusing(f"{file} is truncated or damaged, so download it again"), safe_open(file, "pt") as opened:
+            names += opened.keys()
+    return any(name.endswith(".codes") for name in names)
 
 
-def _read_model(folder: Path, config: Any, dtype: str) -> Any:
+def _read_model(folder: Path, config: Any, dtype: str, on_grid: bool) -> Any:
+    """With weights on a grid transformers is given their float32 values, in which they are exact."""
     from transformers import AutoModelForCausalLM
 
+    from draftproof.models.native.checkpoint import Checkpoint
+
     with refusing(f"{folder} cannot be loaded"), _matching(folder), _quiet():
-        model, report = AutoModelForCausalLM.from_pretrained(
-            folder,
+        state = None
+        if on_grid:
+            with Checkpoint(folder) as checkpoint:
+                state = dict(checkpoint.dense())
+        kind = _architecture(config, folder) if on_grid else AutoModelForCausalLM
+        model, report = kind.from_pretrained(
+            None if on_grid else folder,
             config=config,
+            state_dict=state,
             dtype="auto" if dtype == "auto" else getattr(torch, dtype),
             local_files_only=True,
             trust_remote_code=False,
@@ -83,6 +99,9 @@ def _read_model(folder: Path, config: Any, dtype: str) -> Any:
             raise InputError(
                 f"{folder} {problem} the weight {first} ({len(names)} in all): the files do not belong together."
             )
+    for name, weight in model.named_parameters():
+        if not torch.isfinite(weight).all():
+            raise InputError(f"{name} of {folder} holds NaN or infinite weights; download the checkpoint again.")
     return model
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -12,11 +13,13 @@ from safetensors import safe_open
 from torch import Tensor
 
 from draftproof.files import refusing
-from draftproof.models.folder import check_index
-from draftproof.models.native.grid import GROUP, Grid, Weight, unfold
+from draftproof.models.folder import check_index, weight_files
+from draftproof.models.native.grid import GROUP, Grid, Weight, dense, unfold
 from draftproof.types import InputError
 
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _PREFIXES = ("", "language_model.")
+_CODES, _SCALES, _MINIMA = ".codes", ".scales", ".minima"
 
 
 class Checkpoint:
@@ -28,7 +31,7 @@ class Checkpoint:
         self._files: dict[str, Any] = {}
 
     def __enter__(self) -> Checkpoint:
-        files = sorted(self._folder.glob("*.safetensors"))
+        files = weight_files(self._folder)
         if not files:
             raise InputError(f"{self._folder} has no .safetensors file; convert the checkpoint to safetensors first.")
         check_index(self._folder, files)
@@ -48,8 +51,24 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return any(prefix + name in self._files for prefix in _PREFIXES)
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """The tensor as stored; InputError if it is missing, of another shape, or not finite."""
+    @property
+    def on_grid(self) -> bool:
+        """Whether it keeps weights on a grid (`grid.py`)."""
+        return any(name.endswith(_CODES) for name in self._files)
+
+    def grid_bits(self, name: str) -> int | None:
+        """4 or 8 for a weight on a grid, else None."""
+        if name + _CODES not in self:
+            return None
+        return 4 if name + _MINIMA in self else 8
+
+    def stored(self, name: str) -> str:
+        """The type a tensor is stored in, as the file names it ("BF16"); "" for one that is missing."""
+        full = next((prefix + name for prefix in _PREFIXES if prefix + name in self._files), None)
+        return "" if full is None else str(self._files[full].get_slice(full).get_dtype())
+
+    def tensor(self, name: str, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...] = FLOATS) -> Tensor:
+        """The tensor as stored; InputError if it is missing, of another shape or type, or not finite."""
         full = next((prefix + name for prefix in _PREFIXES if prefix + name in self._files), None)
         if full is None:
             raise InputError(f"{self._folder} has no tensor {name}; the checkpoint is incomplete.")
@@ -59,16 +78,39 @@ class Checkpoint:
             raise InputError(
                 f"{name} has shape {list(found.shape)}, but config.json asks for {list(shape)}; check both."
             )
+        if found.dtype not in dtypes:
+            wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            stored = str(found.dtype).removeprefix("torch.")
+            raise InputError(f"{name} of {self._folder} holds {stored}, not {wanted}; convert the checkpoint again.")
         if found.is_floating_point() and not torch.isfinite(found).all():
             raise InputError(f"{name} holds NaN or infinite weights; download the checkpoint again.")
         return found
 
     def matrix(self, name: str, outputs: int, depth: int) -> Weight:
-        """A weight as stored: a tensor, or its four-bit grid."""
-        if name + ".codes" not in self:
+        """A weight as stored: a tensor, or its grid of four or eight bits."""
+        if name + _CODES not in self:
             return self.tensor(name, (outputs, depth))
-        codes = self.tensor(name + ".codes", (outputs, depth // 2))
-        if codes.dtype != torch.uint8:
-            raise InputError(f"{name}.codes must hold uint8, not {codes.dtype}; import the checkpoint again.")
-        groups = (outputs, depth // GROUP)
-        return Grid(unfold(codes), self.tensor(name + ".scales", groups), self.tensor(name + ".minima", groups))
+        if name in self:
+            raise InputError(f"{self._folder} has {name} twice, dense and on a grid; import the checkpoint again.")
+        if depth % GROUP:
+            raise InputError(f"{name} cannot lie on a grid: its depth {depth} is no multiple of {GROUP}.")
+        groups, half = (outputs, depth // GROUP), (torch.float16,)
+        if name + _MINIMA not in self:
+            codes = self.tensor(name + _CODES, (outputs, depth), (torch.int8,))
+            return Grid(codes, self.tensor(name + _SCALES, groups, half))
+        codes = unfold(self.tensor(name + _CODES, (outputs, depth // 2), (torch.uint8,)))
+        return Grid(codes, self.tensor(name + _SCALES, groups, half), self.tensor(name + _MINIMA, groups, half))
+
+    def dense(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight by its name, those on a grid as float32 [outputs, depth]."""
+        for name, file in self._files.items():
+            if name.endswith((_SCALES, _MINIMA)):
+                continue
+            with refusing(f"{name} of {self._folder} cannot be read"):
+                outputs, *rest = file.get_slice(name).get_shape()
+            if not name.endswith(_CODES):
+                yield name, self.tensor(name, (outputs, *rest))
+                continue
+            weight = name.removesuffix(_CODES)
+            depth = rest[0] * 2 if weight + _MINIMA in self else rest[0]
+            yield weight, dense(self.matrix(weight, outputs, depth))

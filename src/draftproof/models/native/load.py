@@ -30,7 +30,8 @@ def load_native(
     """The model in a Hugging Face folder, its weights packed for the CPU kernels.
 
     weights      bf16 (exact for a bf16 checkpoint), f32, int8 (a scale an output) or int4 (scale and minimum a group
-                 of 32; embedding and head int8). Each is a target of its own
+                 of 32; embedding and head int8). Each is a target of its own. In a folder on a grid (`grid.py`) int4
+                 holds every weight exactly, what is on no grid as bf16 or f32; int8 holds grids of eight bits so
     activations  int8 quantises the inputs of every matrix by row and group of 32; needs int8 or int4 weights
     threads      default: the physical cores
     isa          kernels to use, of `draftproof._kernels.isas()`; `auto` is the best this machine has
@@ -154,9 +155,18 @@ class _Builder:
         return self._checkpoint.matrix(name, outputs, depth)
 
     def _pack(self, weight: Weight, head: bool = False) -> _kernels.Matrix:
-        """Four bits are too few for an embedding that was not trained for them: with int4 it has eight."""
-        eight = head and self._weights == "int4" and not isinstance(weight, Grid)
-        return pack(weight, "int8" if eight else self._weights, self._arena)
+        return pack(weight, self._format(weight, head), self._arena)
+
+    def _format(self, weight: Weight, head: bool) -> WeightFormat:
+        """Four bits are too few for an embedding that was not trained for them: with int4 it has eight.
+
+        Beside weights on a grid int4 rounds nothing, so that the model is that of the file.
+        """
+        if self._weights != "int4" or isinstance(weight, Grid):
+            return self._weights
+        if self._checkpoint.on_grid:
+            return "bf16" if weight.dtype == torch.bfloat16 else "f32"
+        return "int8" if head else "int4"
 
 
 def interleave(halves: list[Tensor]) -> Tensor:

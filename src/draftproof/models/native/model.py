@@ -11,11 +11,9 @@ from torch import Tensor
 from draftproof import _kernels
 from draftproof.contracts import Shared
 from draftproof.models.native.config import DecoderSpec
+from draftproof.models.native.need import kv
 from draftproof.models.native.shared import NativeShared
 from draftproof.types import Cache, InputError, Output, Segment
-
-_BEHIND_WINDOW = 128
-"""Entries a cache keeps behind a window for rollbacks, a page of 64 more than `kWindowSlack` in cache.h."""
 
 
 class NativeModel:
@@ -51,13 +49,8 @@ class NativeModel:
 
         `kv_window` is what the sliding-window layers of one request hold once their windows are full.
         """
-        entry = 2 * 4 * self._spec.kv_heads * self._spec.head_dim
-        windows = [layer.window for layer in self._spec.layers if layer.window]
-        return {
-            "weights": self._compiled.weight_bytes,
-            "kv_per_token": (self.num_layers - len(windows)) * entry,
-            "kv_window": sum(window + _BEHIND_WINDOW for window in windows) * entry,
-        }
+        each, window = kv(self._spec)
+        return {"weights": self._compiled.weight_bytes, "kv_per_token": each, "kv_window": window}
 
     def shared(self) -> Shared:
         """Weights for a trained head."""
