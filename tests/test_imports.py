@@ -38,6 +38,7 @@ LEVELS = (
     ("models", "drafters"),
     ("request", "engine"),
     ("costs", "backends"),
+    ("heads",),
     ("catalog",),
 )
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}

@@ -76,6 +76,17 @@ def _early_exit(argument: str, options: Options, target: Loaded, place: Place) -
     return EarlyExitDrafter(target.model, layer, _shape(options))
 
 
+def _eagle(argument: str, options: Options, target: Loaded, place: Place) -> Drafter:
+    from draftproof.heads import load_eagle
+
+    shape = _shape(options)
+    if "nodes" in options:
+        from draftproof.drafters.best_first import DEFAULT_WIDTH, BestFirst
+
+        shape = BestFirst(options["nodes"], shape.gamma, options.get("width", DEFAULT_WIDTH))
+    return load_eagle(argument, target, shape)
+
+
 def _shape(options: Options) -> Any:
     from draftproof.drafters.children import DEFAULT_GAMMA, Shape
 
@@ -136,6 +147,12 @@ def drafters() -> dict[str, Entry]:
         "model": Entry("a separate draft model: model:hf:PATH", shape, _model, "spec"),
         "early-exit": Entry(
             "the target's first layers with its own norm and head", {**shape, "layer": int}, _early_exit
+        ),
+        "eagle": Entry(
+            "a trained head on the target's states: EAGLE-1, EAGLE-3, speculators",
+            {**shape, "nodes": int, "width": int},
+            _eagle,
+            "FOLDER",
         ),
     }
 
@@ -249,7 +266,7 @@ def load_drafter(spec: str, target: Loaded, place: Place = ON_CPU, gamma: int | 
     """
     parsed = specs.parse(spec)
     entry = _entry("drafter", drafters(), parsed.name)
-    if "gamma" in entry.options and not {"gamma", "shape", "width"} & set(parsed.options):
+    if "gamma" in entry.options and not {"gamma", "shape", "width", "nodes"} & set(parsed.options):
         wanted = str(gamma) if gamma else AUTO if target.timed else None
         parsed = replace(parsed, options={**parsed.options, **({"gamma": wanted} if wanted else {})})
     if entry.looks and parsed.options.get("gamma") == AUTO:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -45,6 +45,40 @@ class Model(Protocol):
 
     def rollback(self, cache: Cache, length: int, keep: Sequence[int] = ()) -> None:
         """Afterwards: entries [0, length), then the entries `keep` (absolute, ascending); no shallow ones."""
+
+
+Product = Callable[[Tensor], Tensor]
+"""[n, depth] -> [n, outputs] float32, a weight applied to rows."""
+
+
+class Shared(Protocol):
+    """What a trained head takes from its target instead of having it itself. Rows come and go in float32."""
+
+    width: int
+    """H, the width of the target's states."""
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[n, H]: rows of the input embedding, as stored."""
+
+    def head_rows(self, tokens: Tensor) -> Tensor:
+        """[n, H]: rows of the output head, as stored."""
+
+    def head(self) -> Product:
+        """The output head: states behind the final norm to logits [n, V]."""
+
+    def final_norm(self, states: Tensor) -> Tensor:
+        """[n, H] states behind the last layer to what the output head reads."""
+
+    def product(self, weight: Tensor, bias: Tensor | None = None) -> Product:
+        """The backend's own product with a weight [outputs, depth]; it may round the weight to its own format."""
+
+
+@runtime_checkable
+class SharesWeights(Protocol):
+    """A model whose weights a trained head may share."""
+
+    def shared(self) -> Shared:
+        """InputError where this model does not have them in the usual places."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +138,9 @@ class DraftSession(Protocol):
         """Called after every step, also after an empty proposal.
 
         context: all committed tokens; drafted: the step's draft tokens as host integers (nothing needs to be
-        fetched again); hidden [n, L, H]: the target's states of the tokens fed that are now committed.
+        fetched again); hidden [n, L, H]: the target's states of the tokens fed that are now committed, up to the last
+        but one of the context. A drafter that wants states is also called for each chunk of a long prompt, with the
+        context up to the token behind the chunk.
         """
 
 

@@ -71,11 +71,14 @@ class Engine:
         proposals = self._propose(live)
         clock.mark("draft")
         sessions, contexts = [running.session for _, running in live], [request.context for request, _ in live]
-        prefill(self.target, sessions, contexts)
+        layers = self.drafter.layers
+        prefill(
+            self.target, sessions, contexts, layers, lambda i, text, hidden: live[i][1].draft.observe(text, (), hidden)
+        )
         clock.mark("target")
         segments = [s.plan(context, p) for s, context, p in zip(sessions, contexts, proposals, strict=True)]
         clock.mark("rollback")
-        outputs = self.target.forward(segments, self.drafter.layers)
+        outputs = self.target.forward(segments, layers)
         clock.mark("target")
         scored, pending = [], []
         for (request, _), proposal, output in zip(live, proposals, outputs, strict=True):
@@ -136,7 +139,7 @@ class Engine:
         prefilled = len(request.context) == request.prompt_length
         request.context += new[:kept]
         running.session.resolve(drafted)
-        running.draft.observe(request.context, drafted, _committed_states(scored.output, proposal, path))
+        running.draft.observe(request.context, drafted, _committed_states(scored.output, proposal, path, kept))
         if reason is not None:
             request.finish(reason)
         return Step(
@@ -175,12 +178,14 @@ def _origins(proposal: Proposal, path: Sequence[int]) -> tuple[Origin, ...]:
     return *accepted, "correction" if last in proposal.parents else "bonus"
 
 
-def _committed_states(output: Output, proposal: Proposal, path: Sequence[int]) -> torch.Tensor | None:
-    """[n, L, H] states of the fed tokens that are committed now: the fresh ones, then the accepted path."""
+def _committed_states(output: Output, proposal: Proposal, path: Sequence[int], kept: int) -> torch.Tensor | None:
+    """[n, L, H] states of the fed tokens that are committed now, the context's last one left out: the fresh ones, then
+    the accepted path as far as it was kept.
+    """
     if output.hidden is None:
         return None
     fresh = len(output.hidden) - len(proposal)
-    rows = [*range(fresh), *(fresh + node for node in path)]
+    rows = [*range(fresh), *(fresh + node for node in path)][: fresh + kept - 1]
     return output.hidden.index_select(0, upload(rows, output.hidden.device))
 
 

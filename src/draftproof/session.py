@@ -6,9 +6,11 @@ The only caller of `Model.rollback`. Behind every call the cache holds the conte
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from draftproof import tree
 from draftproof.contracts import Model
@@ -29,6 +31,7 @@ class Session:
         self._nodes = self._nothing = chain([], device=model.device)
         self._node_tokens: Sequence[int] | None = None
         self.fed = 0  # tokens that went through every layer, in all calls so far
+        self.beside: dict[object, Any] = {}  # what drafters keep of this text from one request to the next
         self._shallow = 0  # context tokens that went through the first layers only; the nodes behind them likewise
 
     def __len__(self) -> int:
@@ -125,14 +128,30 @@ def score(
     return model.forward(segments, layers)
 
 
-def prefill(model: Model, sessions: Sequence[Session], contexts: Sequence[Sequence[int]]) -> None:
-    """Feed long contexts in chunks up to the last one, so that a call's memory stays bounded."""
-    for session, context in zip(sessions, contexts, strict=True):
+OnChunk = Callable[[int, Sequence[int], Tensor], None]
+"""(number of the request, its context up to the token behind the chunk, states [n, L, H] of the chunk)"""
+
+
+def prefill(
+    model: Model,
+    sessions: Sequence[Session],
+    contexts: Sequence[Sequence[int]],
+    layers: Sequence[int] = (),
+    on_chunk: OnChunk | None = None,
+) -> None:
+    """Feed long contexts in chunks up to the last one, so that a call's memory stays bounded.
+
+    The states behind `layers` are handed on chunk by chunk and not kept.
+    """
+    for number, (session, context) in enumerate(zip(sessions, contexts, strict=True)):
         if len(context) - len(session) > PREFILL_CHUNK:
             session.go_back(context)
         while len(context) - len(session) > PREFILL_CHUNK:
             segment = session.plan(context[: len(session) + PREFILL_CHUNK])
-            model.forward([Segment(segment.cache, segment.tokens, segment.parents, 0)])
+            wanted = layers if on_chunk is not None else ()
+            (output,) = model.forward([Segment(segment.cache, segment.tokens, segment.parents, 0)], wanted)
+            if on_chunk is not None and output.hidden is not None:
+                on_chunk(number, context[: len(session) + 1], output.hidden)
 
 
 def _behind(shift: int, parents: Sequence[int]) -> tuple[int, ...]:

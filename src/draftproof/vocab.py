@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -91,6 +93,11 @@ def compare(target: Text, draft: Text, target_size: int | None = None, draft_siz
         kind = "differ" if differing else "padding" if padded else "same"
     shown = tuple(Difference(i, _text(target, i, roles[0]), _text(draft, i, roles[1])) for i in differing[:_SHOWN])
     return Pairing(kind, len(differing), shown, allowed)
+
+
+def fingerprint(text: Text) -> str:
+    """What tells a tokenizer from all others: a hash of its tokens by id."""
+    return hashlib.sha256(json.dumps(text.tokens, ensure_ascii=True).encode()).hexdigest()
 
 
 def _same_tokens(target: Text, draft: Text) -> Sequence[bool]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from draftproof.contracts import Ask, Key
 from draftproof.drafters.chains import GrowingChain
 from draftproof.rng import best
 from draftproof.sampling import proper
-from draftproof.session import Session
 from draftproof.types import InputError, Proposal, Segment
 
 Scheme = Literal["drawn", "chosen", "mixed"]
@@ -60,6 +59,25 @@ class Shape:
     def draws(self) -> bool:
         """True when some token is drawn, so that rows are reported."""
         return self.scheme != "chosen"
+
+
+class Device(Protocol):
+    """Whatever computes draft logits."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it does."""
+
+
+class Grower(Protocol):
+    """One request's entries behind the text, to which a proposal adds level by level; a `Session` is one."""
+
+    @property
+    def model(self) -> Device:
+        """What computes."""
+
+    def plan_more(self, proposal: Proposal) -> Segment:
+        """The nodes that the proposal has gained, to be fed."""
 
 
 class Growing:
@@ -134,7 +152,7 @@ def _growing(ask: Ask, shape: Shape, device: torch.device) -> Growing | GrowingC
 def grow_all(
     asks: Sequence[Ask],
     shape: Shape,
-    sessions: Sequence[Session],
+    sessions: Sequence[Grower],
     segments: Sequence[Segment],
     call: Callable[[Sequence[Segment]], Sequence[Tensor]],
 ) -> list[Proposal]:

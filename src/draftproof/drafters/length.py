@@ -222,7 +222,10 @@ class _Sized:
 
     def observe(self, context: Sequence[int], drafted: Sequence[int], hidden: Tensor | None) -> None:
         """Learn from the tokens that were committed, then tell the parts."""
-        proposed, self.proposed = self.proposed, None
+        # A chunk of a long prompt says nothing of the proposal that waits for its verdict.
+        proposed = None
+        if len(context) > self._at:
+            proposed, self.proposed = self.proposed, None
         if proposed is not None:
             new = context[self._at :]
             self.pace.add(len(new), self._cost)

@@ -16,11 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from draftproof.contracts import Shared
 from draftproof.models import hf_check, hf_layers
 from draftproof.models.hf_attention import KWARG, Call, Part, register
 from draftproof.models.hf_cache import HfCache
 from draftproof.models.hf_layout import feed, upload
 from draftproof.models.hf_load import read_folder
+from draftproof.models.hf_shared import HfShared
 from draftproof.types import Cache, InputError, Output, Segment
 
 
@@ -100,6 +102,10 @@ class HfModel:
             else:
                 sizes["kv_window"] += count * kind.entry_bytes * kind.most
         return sizes
+
+    def shared(self) -> Shared:
+        """Weights for a trained head."""
+        return HfShared(self._trunk, self.name)
 
     def new_cache(self) -> Cache:
         """An empty cache."""

@@ -51,7 +51,7 @@ def load_native(
         config, layers = _Builder(spec, checkpoint, weights, activations).build()
         compiled = _kernels.Model(config, layers, isa, threads)
     name = f"native:{folder},weights={weights}" + (",activations=int8" if activations == "int8" else "")
-    return NativeModel(name, spec, compiled, weights, threads)
+    return NativeModel(name, spec, compiled, config, weights, threads)
 
 
 def physical_cores() -> int:

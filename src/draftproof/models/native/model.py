@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from draftproof import _kernels
+from draftproof.contracts import Shared
 from draftproof.models.native.config import DecoderSpec
 from draftproof.models.native.need import kv
+from draftproof.models.native.shared import NativeShared
 from draftproof.types import Cache, InputError, Output, Segment
 
 
@@ -20,7 +22,16 @@ class NativeModel:
     The cost of a forward is nearly flat in the number of tokens until arithmetic, not memory, is the limit.
     """
 
-    def __init__(self, name: str, spec: DecoderSpec, compiled: _kernels.Model, weights: str, threads: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        spec: DecoderSpec,
+        compiled: _kernels.Model,
+        config: _kernels.Config,
+        weights: str,
+        threads: int,
+    ) -> None:
+        """config: what the compiled model was built of."""
         self.name = name
         self.threads = threads
         self.vocab_size = spec.vocab
@@ -31,7 +42,7 @@ class NativeModel:
         self.dtype = weights
         self.isa: str = compiled.isa
         self._spec = spec
-        self._compiled = compiled
+        self._compiled, self._config = compiled, config
 
     def memory(self) -> dict[str, int]:
         """Bytes: `weights`, `kv_per_token` of the layers that keep every token, `kv_window` of a request's others.
@@ -40,6 +51,10 @@ class NativeModel:
         """
         each, window = kv(self._spec)
         return {"weights": self._compiled.weight_bytes, "kv_per_token": each, "kv_window": window}
+
+    def shared(self) -> Shared:
+        """Weights for a trained head."""
+        return NativeShared(self._spec, self._config, self.dtype, self.isa, self.threads)
 
     def new_cache(self) -> Cache:
         """An empty cache."""
