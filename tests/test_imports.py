@@ -30,10 +30,12 @@ LEVELS = (
         "stats",
         "stop",
         "specs",
+        "prompts",
     ),
     ("session",),
     ("models", "drafters"),
     ("request", "engine"),
+    ("demo_weights", "calibration"),
     ("catalog",),
 )
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}

@@ -26,11 +26,12 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Place:
-    """Where models run unless their spec says otherwise."""
+    """Where models run unless their spec says otherwise; `progress` is told (what takes long, share done)."""
 
     device: str = "cpu"
     dtype: str = "auto"
     threads: int | None = None
+    progress: Callable[[str, float], None] = lambda what, share: None
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,20 @@ def _early_exit(argument: str, options: Options, target: Loaded, place: Place) -
     return EarlyExitDrafter(target.model, layer, _shape(options))
 
 
+def _lowbit(argument: str, options: Options, target: Loaded, place: Place) -> Drafter:
+    from draftproof.calibration import calibration
+    from draftproof.drafters.lowbit import LowBitDrafter
+    from draftproof.models.lowbit.settings import LowBit
+
+    model: Any = target.model
+    if "lowbit" not in model.can:
+        raise InputError(f"{model.name} cannot be copied at fewer bits: use another drafter.")
+    settings = LowBit(**{key: value for key, value in options.items() if key not in _shape_options()})
+    shape = _shape(options)
+    twin = model.lowbit(settings, calibration(model, target.text, place.progress))
+    return LowBitDrafter(model, twin.model, twin.ids, shape)
+
+
 def _shape(options: Options) -> Any:
     from draftproof.drafters.children import DEFAULT_GAMMA, Shape
 
@@ -165,6 +180,11 @@ def drafters() -> dict[str, Entry]:
         "model": Entry("a separate draft model: model:hf:PATH", shape, _model, "spec"),
         "early-exit": Entry(
             "the target's first layers with its own norm and head", {**shape, "layer": int}, _early_exit
+        ),
+        "lowbit": Entry(
+            "the target's own weights at 4 bits, on the target's own cache",
+            {**shape, "bits": int, "group": int, "vocab": int, "rounding": str},
+            _lowbit,
         ),
     }
 
@@ -228,6 +248,8 @@ def _split(parsed: specs.Spec, entry: Entry) -> specs.Spec:
 
 def inner(spec: str) -> str | None:
     """The model's spec inside a drafter's: `model:toy:2,gamma=5,vocab=30` -> `toy:2,vocab=30`; None without one."""
+    if len(specs.links(spec, drafters())) > 1:
+        return None
     parsed = specs.parse(spec)
     entry = _entry("drafter", drafters(), parsed.name)
     return _split(parsed, entry).argument if entry.argument == "spec" else None
@@ -255,10 +277,15 @@ def load_model(spec: str, place: Place = Place()) -> Loaded:
 
 
 def load_drafter(spec: str, target: Loaded, place: Place = Place(), gamma: int | None = None) -> Drafter:
-    """`null`, `ngram:max=3`, `model:hf:PATH,gamma=5`, `early-exit:layer=8`, for this target.
+    """`null`, `ngram:max=3`, `model:hf:PATH,gamma=5`, `early-exit:layer=8`, or a chain of them such as
+    `ngram:min=3+lowbit`, for this target.
 
     gamma: the draft length where the drafter has that option and the spec gives neither it nor a shape.
     """
+    if len(links := specs.links(spec, drafters())) > 1:
+        from draftproof.drafters.chained import ChainedDrafter
+
+        return ChainedDrafter([load_drafter(link, target, place, gamma) for link in links])
     parsed = specs.parse(spec)
     entry = _entry("drafter", drafters(), parsed.name)
     if gamma and "gamma" in entry.options and not {"gamma", "shape"} & set(parsed.options):

@@ -149,7 +149,7 @@ class Engine:
             expected_accepted=judgement.expected_accepted,
             overlap=judgement.overlap,
             overlap_positions=judgement.overlap_positions,
-            drafter=self.drafter.name,
+            drafter=proposal.drafter or self.drafter.name,
             prefill=prefilled,
             finish_reason=reason,
             error=_NO_TOKEN if reason == "error" else None,

@@ -30,12 +30,14 @@ class Proposal:
              among drawn ones has a one-hot row. None: every token was chosen, so every row is one-hot
     coupled  tokens are the best under the noise of their position, so only the coupled rule may verify them;
              `probs`, if given, then serves statistics alone
+    drafter  who made it; "" stands for the engine's drafter
     """
 
     tokens: Tensor
     parents: tuple[int, ...]
     probs: Tensor | None = None
     coupled: bool = False
+    drafter: str = ""
 
     def __post_init__(self) -> None:
         n = len(self.parents)

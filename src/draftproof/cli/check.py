@@ -62,7 +62,7 @@ def command(
     loaded = {"target": setup.load_target(target, place)}
     fit = Fit()
     if draft is not None:
-        spec = draft if specs.parse(draft).name in catalog.drafters() else f"model:{draft}"
+        spec = draft if specs.parse(draft.partition("+")[0]).name in catalog.drafters() else f"model:{draft}"
         model = catalog.inner(spec)
         if model is None:
             fit = Fit(spec, None, _drafter(spec, loaded["target"], place))

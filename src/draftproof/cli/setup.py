@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -84,7 +84,8 @@ def load(options: ModelOptions) -> Setup:
     """Target, drafter and rule. InputError, before anything runs, for what does not fit together."""
     place = settle(options.device, options.dtype, options.threads)
     target = load_target(options.target, place)
-    with show.busy("loading the drafter"):
+    with show.Bar("loading the drafter", 1.0) as bar:
+        place = replace(place, progress=lambda what, share: bar.update(share, what))
         engine = catalog.engine_for(target, options.drafter, options.rule, place, options.gamma)
     return Setup(engine, target, options)
 

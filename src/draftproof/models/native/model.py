@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from draftproof import _kernels
+from draftproof.models.lowbit.settings import Calibration, LowBit, LowBitTwin
 from draftproof.models.native.config import DecoderSpec
 from draftproof.types import Cache, InputError, Output, Segment
 
 _BEHIND_WINDOW = 128
 """Entries a cache keeps behind a window for rollbacks, a page of 64 more than `kWindowSlack` in cache.h."""
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What a model was made of: the folder, the structure whose matrices a copy may share, format, threads.
+
+    `copy` makes a copy at fewer bits, None for a model that is one.
+    """
+
+    folder: Path
+    config: _kernels.Config
+    weights: str
+    threads: int
+    copy: Callable[[NativeModel, _kernels.Model, LowBit, Calibration], LowBitTwin] | None = None
 
 
 class NativeModel:
@@ -22,26 +39,28 @@ class NativeModel:
     The cost of a forward is nearly flat in the number of tokens until arithmetic, not memory, is the limit.
     """
 
-    def __init__(self, name: str, spec: DecoderSpec, compiled: _kernels.Model, weights: str, threads: int) -> None:
+    def __init__(self, name: str, spec: DecoderSpec, compiled: _kernels.Model, source: Source) -> None:
         self.name = name
-        self.threads = threads
+        self.threads = source.threads
         self.vocab_size = spec.vocab
         self.max_context: int | None = spec.max_context
         self.device = torch.device("cpu")
         self.num_layers = len(spec.layers)
-        self.can = frozenset({"rollback", "tree", "hidden", "early_exit", "invariant"})
-        self.dtype = weights
+        able = {"rollback", "tree", "hidden", "early_exit", "invariant"}
+        self.can = frozenset(able if source.copy is None else able | {"lowbit"})
+        self.dtype = source.weights
         self.isa: str = compiled.isa
-        self._spec = spec
+        self.spec, self.source = spec, source
         self._compiled = compiled
+        self._row = source.config.head.outputs
 
     def memory(self) -> dict[str, int]:
         """Bytes: `weights`, `kv_per_token` of the layers that keep every token, `kv_window` of a request's others.
 
         `kv_window` is what the sliding-window layers of one request hold once their windows are full.
         """
-        entry = 2 * 4 * self._spec.kv_heads * self._spec.head_dim
-        windows = [layer.window for layer in self._spec.layers if layer.window]
+        entry = 2 * 4 * self.spec.kv_heads * self.spec.head_dim
+        windows = [layer.window for layer in self.spec.layers if layer.window]
         return {
             "weights": self._compiled.weight_bytes,
             "kv_per_token": (self.num_layers - len(windows)) * entry,
@@ -78,9 +97,15 @@ class NativeModel:
         """Keep entries [0, length) and then `keep`, a path in the order of the text."""
         cache.rollback(length, list(keep))
 
+    def lowbit(self, settings: LowBit, calibration: Calibration) -> LowBitTwin:
+        """A copy at fewer bits over the same caches, for drafts; see `models.lowbit.settings`."""
+        if self.source.copy is None:
+            raise InputError(f"{self.name} is a copy at fewer bits already.")
+        return self.source.copy(self, self._compiled, settings, calibration)
+
     def _output(self, segment: Segment, layers: int) -> Output:
-        hidden = torch.empty(len(segment.tokens), layers, self._spec.hidden) if layers else None
-        return Output(torch.empty(segment.rows, self.vocab_size), hidden)
+        hidden = torch.empty(len(segment.tokens), layers, self.spec.hidden) if layers else None
+        return Output(torch.empty(segment.rows, self._row), hidden)
 
     def _call(self, segment: Segment, output: Output) -> tuple[Any, ...]:
         tokens: Tensor = segment.tokens.to(torch.int64).contiguous()
