@@ -56,7 +56,7 @@ def _exit(widths: str, children: str) -> Make:
 def _lowbit(widths: str, children: str, vocab: int = 0) -> Make:
     def make(target: ToyModel, gamma: int) -> Drafter:
         twin = target.lowbit(LowBit(vocab=vocab), Calibration(list))
-        return LowBitDrafter(target, twin.model, twin.ids, Shape.of(gamma, widths, children))
+        return LowBitDrafter(target, twin, Shape.of(gamma, widths, children))
 
     return make
 

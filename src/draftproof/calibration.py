@@ -1,22 +1,35 @@
-"""Texts to calibrate a low-bit copy on: the project's own prompts, and what the target writes behind them."""
+"""A low-bit copy as a drafter, calibrated on the project's own prompts and what the target writes behind them."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from draftproof.demo_weights import cache_folder
+from draftproof.drafters.children import Shape
+from draftproof.drafters.lowbit import LowBitDrafter
 from draftproof.drafters.null import NullDrafter
 from draftproof.engine import Engine
-from draftproof.models.lowbit.settings import Calibration
+from draftproof.models.lowbit.settings import Calibration, LowBit
 from draftproof.prompts import bundled
-from draftproof.types import SamplingParams
+from draftproof.types import InputError, SamplingParams
 from draftproof.verify import TokenRule
 
 _LONGEST_PROMPT = 512
 _WRITTEN = 128
 _STARTS = 32
+
+
+def load_lowbit(
+    model: Any, text: Any, options: Mapping[str, Any], shape: Shape, progress: Callable[[str, float], None]
+) -> LowBitDrafter:
+    """The target's low-bit copy as a drafter; options are those of `LowBit`."""
+    settings = LowBit(**options)
+    if "lowbit" not in model.can:
+        raise InputError(f"{model.name} cannot be copied at fewer bits: use another drafter.")
+    twin = model.lowbit(settings, calibration(model, text, progress))
+    return LowBitDrafter(model, twin, shape)
 
 
 def calibration(model: Any, text: Any, progress: Callable[[str, float], None]) -> Calibration:

@@ -8,6 +8,7 @@ from typing import Any
 
 from draftproof import specs
 from draftproof.contracts import Drafter, Model, Rule
+from draftproof.drafters.chained import ChainedDrafter
 from draftproof.engine import Engine
 from draftproof.files import refusing, shortened
 from draftproof.types import InputError
@@ -127,17 +128,10 @@ def _early_exit(argument: str, options: Options, target: Loaded, place: Place) -
 
 
 def _lowbit(argument: str, options: Options, target: Loaded, place: Place) -> Drafter:
-    from draftproof.calibration import calibration
-    from draftproof.drafters.lowbit import LowBitDrafter
-    from draftproof.models.lowbit.settings import LowBit
+    from draftproof.calibration import load_lowbit
 
-    model: Any = target.model
-    if "lowbit" not in model.can:
-        raise InputError(f"{model.name} cannot be copied at fewer bits: use another drafter.")
-    settings = LowBit(**{key: value for key, value in options.items() if key not in _shape_options()})
-    shape = _shape(options)
-    twin = model.lowbit(settings, calibration(model, target.text, place.progress))
-    return LowBitDrafter(model, twin.model, twin.ids, shape)
+    settings = {key: value for key, value in options.items() if key not in _shape_options()}
+    return load_lowbit(target.model, target.text, settings, _shape(options), place.progress)
 
 
 def _shape(options: Options) -> Any:
@@ -146,10 +140,6 @@ def _shape(options: Options) -> Any:
     widths = options.get("shape", "")
     scheme = "mixed" if "x" in widths else "drawn"
     return Shape.of(options.get("gamma", DEFAULT_GAMMA), widths, options.get("children", scheme))
-
-
-def _place_options() -> dict[str, Callable[[str], Any]]:
-    return {"device": str, "dtype": str}
 
 
 def _shape_options() -> dict[str, Callable[[str], Any]]:
@@ -162,7 +152,7 @@ def models() -> dict[str, Entry]:
     native = {"weights": str, "activations": str, "threads": int, "isa": str}
     return {
         "native": Entry("a Hugging Face folder, run by our own CPU kernels", native, _native, "FOLDER"),
-        "hf": Entry("a Hugging Face folder, run by transformers", _place_options(), _hf, "FOLDER"),
+        "hf": Entry("a Hugging Face folder, run by transformers", {"device": str, "dtype": str}, _hf, "FOLDER"),
         "toy": Entry("a random exact table, for tests and audits; the argument is its seed", toy, _toy, "SEED"),
     }
 
@@ -248,11 +238,10 @@ def _split(parsed: specs.Spec, entry: Entry) -> specs.Spec:
 
 def inner(spec: str) -> str | None:
     """The model's spec inside a drafter's: `model:toy:2,gamma=5,vocab=30` -> `toy:2,vocab=30`; None without one."""
-    if len(specs.links(spec, drafters())) > 1:
-        return None
-    parsed = specs.parse(spec)
+    links = specs.links(spec, drafters())
+    parsed = specs.parse(links[0])
     entry = _entry("drafter", drafters(), parsed.name)
-    return _split(parsed, entry).argument if entry.argument == "spec" else None
+    return _split(parsed, entry).argument if entry.argument == "spec" and len(links) == 1 else None
 
 
 def place_of_draft(spec: str, place: Place) -> Place:
@@ -277,14 +266,11 @@ def load_model(spec: str, place: Place = Place()) -> Loaded:
 
 
 def load_drafter(spec: str, target: Loaded, place: Place = Place(), gamma: int | None = None) -> Drafter:
-    """`null`, `ngram:max=3`, `model:hf:PATH,gamma=5`, `early-exit:layer=8`, or a chain of them such as
-    `ngram:min=3+lowbit`, for this target.
+    """`null`, `ngram:max=3`, `model:hf:PATH,gamma=5`, `early-exit:layer=8`, a chain as `ngram+lowbit`, for this target.
 
     gamma: the draft length where the drafter has that option and the spec gives neither it nor a shape.
     """
     if len(links := specs.links(spec, drafters())) > 1:
-        from draftproof.drafters.chained import ChainedDrafter
-
         return ChainedDrafter([load_drafter(link, target, place, gamma) for link in links])
     parsed = specs.parse(spec)
     entry = _entry("drafter", drafters(), parsed.name)

@@ -13,32 +13,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftproof.contracts import Ask, DraftSession, Model
+from draftproof.contracts import Ask, DraftSession, Model, Twin
 from draftproof.drafters.children import Shape, grow_all
 from draftproof.session import Session, catch_up
 from draftproof.types import InputError, Proposal, Segment
 
 
 class LowBitDrafter:
-    """`twin` approximates the target and shares its caches (`NativeModel.lowbit`, `HfModel.lowbit`).
-
-    ids [K] int64, ascending: the tokens that the twin's logits [R, K] stand for, others are never proposed; None where
-    they are all of the target's.
-    """
+    """`twin` approximates the target and shares its caches; tokens that its head does not know are never proposed."""
 
     layers: tuple[int, ...] = ()
 
-    def __init__(self, target: Model, twin: Model, ids: Tensor | None, shape: Shape) -> None:
+    def __init__(self, target: Model, twin: Twin, shape: Shape) -> None:
         if shape.branches and "tree" not in target.can:
             raise InputError(f"{target.name} cannot score trees, so give lowbit no shape.")
         self.name, self.gamma, self.draws, self.branches = "lowbit", shape.gamma, shape.draws, shape.branches
         self.twin = twin
-        self._target, self._ids, self._shape = target, ids, shape
+        self._target, self._shape = target, shape
 
     def memory(self) -> dict[str, int]:
         """Bytes: `weights` of the copy; what it shares with the target and its cache entries cost nothing."""
-        report: Any = getattr(self.twin, "memory", None)
-        return {} if report is None else {"weights": report()["weights"]}
+        return {"weights": self.twin.bytes}
 
     def start(self, target: Any) -> DraftSession:
         """Shares the request's session in the target."""
@@ -53,17 +48,18 @@ class LowBitDrafter:
         return grow_all(asks, self._shape, sessions, segments, self._call)
 
     def _call(self, segments: Sequence[Segment]) -> list[Tensor]:
-        outputs = self.twin.forward(segments, exit_layer=self.twin.num_layers)
+        outputs = self.twin.model.forward(segments, exit_layer=self._target.num_layers)
         return [self._to_target(output.logits) for output in outputs]
 
     def _to_target(self, logits: Tensor) -> Tensor:
         """[R, K] -> [R, V] over the target's vocabulary; -inf where the twin has no token."""
-        if self._ids is None:
+        ids = self.twin.ids
+        if ids is None:
             return logits
         whole = torch.full(
             (len(logits), self._target.vocab_size), float("-inf"), dtype=logits.dtype, device=logits.device
         )
-        return whole.index_copy_(1, self._ids, logits)
+        return whole.index_copy_(1, ids, logits)
 
 
 class _SharedSession:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from draftproof import tree
-from draftproof.models.lowbit.settings import Calibration, LowBit, LowBitTwin
+from draftproof.contracts import Twin
+from draftproof.models.lowbit.settings import Calibration, LowBit
 from draftproof.models.lowbit.store import vocabulary
 from draftproof.types import Cache, InputError, Output, Segment
 
@@ -68,12 +69,12 @@ class ToyModel:
         """An empty cache."""
         return ToyCache()
 
-    def lowbit(self, settings: LowBit, calibration: Calibration) -> LowBitTwin:
+    def lowbit(self, settings: LowBit, calibration: Calibration) -> Twin:
         """A table whose rows lie near this one's, the nearer the more bits it has; its caches are this table's."""
         near = (self._seed, 1 - 2.0 ** (1 - settings.bits))
         twin = _Narrow(self._seed + 104729, self.vocab_size, self._order, near, self.max_context, self._dtype)
         twin.ids = vocabulary(self.vocab_size, settings, calibration.always, ())
-        return LowBitTwin(twin, twin.ids)
+        return Twin(twin, twin.ids, 0)
 
     def row(self, prefix: Sequence[int], exit_layer: int | None = None) -> Tensor:
         """[V] logits behind the prefix; a shared tensor, not to be written to."""

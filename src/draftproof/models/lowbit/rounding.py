@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 LEVELS = 15
-_BLOCK = 64
+_BLOCK = 32  # small enough that no thread waits for another within a block
 _SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75)
 
 
@@ -47,24 +47,27 @@ def compensated(weight: Tensor, hessian: Tensor, group: int, damping: float = 0.
     importance = hessian.diagonal()
     scales, minima = _best_span(weight, importance, group)
     order = importance.argsort(descending=True)
-    wide = [part.float().repeat_interleave(group, 1)[:, order] for part in (scales, minima)]
-    codes = _in_turn(weight[:, order], _inverse_root(hessian[order][:, order], damping), *wide)
-    return Rounded(codes[:, order.argsort()].to(torch.uint8), scales, minima)
+    wide = [part.float().T.repeat_interleave(group, 0)[order] for part in (scales, minima)]
+    codes = _in_turn(weight.T[order], _inverse_root(hessian[order][:, order], damping), *wide)
+    return Rounded(codes[order.argsort()].T.to(torch.uint8).contiguous(), scales, minima)
 
 
-def _in_turn(weight: Tensor, root: Tensor, scales: Tensor, minima: Tensor) -> Tensor:
-    """Codes of every column, its error spread over the columns behind it; `root` [depth, depth] upper triangular."""
-    left, codes = weight.clone(), torch.empty_like(weight)
-    for first in range(0, weight.shape[1], _BLOCK):
+def _in_turn(left: Tensor, root: Tensor, scales: Tensor, minima: Tensor) -> Tensor:
+    """Codes of every input, its error spread over the inputs behind it; all [depth, outputs] but root [depth, depth].
+
+    `left` is used up; `root` is upper triangular.
+    """
+    codes = torch.empty_like(left)
+    for first in range(0, len(left), _BLOCK):
         block = slice(first, first + _BLOCK)
-        part, inner = left[:, block], root[block, block]
+        part, inner, slopes = left[block], root[block, block], root[block, block].diagonal().tolist()
         errors = torch.empty_like(part)
-        for j in range(part.shape[1]):
-            column, at = part[:, j], (slice(None), first + j)
-            codes[at] = _codes(column, scales[at], minima[at])
-            errors[:, j] = (column - (codes[at] * scales[at] + minima[at])) / inner[j, j]
-            part[:, j + 1 :] -= errors[:, j, None] * inner[j, j + 1 :]
-        left[:, first + _BLOCK :] -= errors @ root[block, first + _BLOCK :]
+        for j, slope in enumerate(slopes):
+            at = first + j
+            codes[at] = _codes(part[j], scales[at], minima[at])
+            errors[j] = (part[j] - torch.addcmul(minima[at], codes[at], scales[at])) / slope
+            part[j + 1 :].addr_(inner[j, j + 1 :], errors[j], alpha=-1)
+        left[first + _BLOCK :].addmm_(root[block, first + _BLOCK :].T, errors, alpha=-1)
     return codes
 
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from torch import Tensor
-
 from draftproof.types import InputError
 
 Rounding = Literal["compensated", "nearest"]
@@ -56,11 +54,3 @@ class Calibration:
     always: Sequence[int] = ()
     folder: Any = None
     progress: Callable[[str, float], None] = lambda what, share: None
-
-
-@dataclass(frozen=True, eq=False)
-class LowBitTwin:
-    """model: the copy, a `Model` over the target's caches; ids [K]: the tokens its logits stand for, None: all."""
-
-    model: Any
-    ids: Tensor | None

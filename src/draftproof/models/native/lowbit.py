@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from draftproof import _kernels
+from draftproof.contracts import Twin
 from draftproof.files import refusing
 from draftproof.models.lowbit.rounding import Rounded
-from draftproof.models.lowbit.settings import Calibration, LowBit, LowBitTwin
+from draftproof.models.lowbit.settings import Calibration, LowBit
 from draftproof.models.lowbit.store import Store, fingerprint, load_or_make, vocabulary
 from draftproof.models.native.build import Builder
 from draftproof.models.native.checkpoint import Checkpoint
@@ -21,25 +21,31 @@ from draftproof.models.native.model import NativeModel, Source
 from draftproof.models.native.pack import pack
 
 
-def make_twin(target: NativeModel, compiled: _kernels.Model, settings: LowBit, calibration: Calibration) -> LowBitTwin:
+def make_twin(target: NativeModel, compiled: _kernels.Model, settings: LowBit, calibration: Calibration) -> Twin:
     """The copy of a target; rounded weights come from the cache folder, or are made and put there."""
     source, spec = target.source, target.spec
     with refusing(f"{source.folder} cannot be copied at fewer bits"), Checkpoint(source.folder) as checkpoint:
         print_ = fingerprint(checkpoint.tensors())
-        store = load_or_make(print_, settings, calibration, lambda texts: _rounded(source.folder, settings, texts))
+        store = load_or_make(print_, settings, calibration, lambda texts: _rounded(source, settings, texts))
         ids = vocabulary(spec.vocab, settings, calibration.always, store.frequent)
         config, layers = _TwinBuilder(spec, checkpoint, source, store, ids).build()
         twin = _kernels.Model(config, layers, target.isa, target.threads, compiled)
     name = f"{target.name} at {settings.bits} bits"
     made = Source(source.folder, config, f"int{settings.bits}", source.threads)
-    return LowBitTwin(NativeModel(name, spec, twin, made), ids)
+    shared = config.embedding.bytes if config.embedding is not config.head else 0
+    return Twin(NativeModel(name, spec, twin, made), ids, twin.weight_bytes - shared)
 
 
-def _rounded(folder: Path, settings: LowBit, calibration: Calibration) -> Iterator[tuple[str, Rounded]]:
-    """By transformers' own model of the folder."""
+def _rounded(source: Source, settings: LowBit, calibration: Calibration) -> Iterator[tuple[str, Rounded]]:
+    """By transformers' own model of the folder, on as many threads as the target has."""
     from draftproof.models.lowbit.calibrate import rounded_folder
 
-    return rounded_folder(folder, settings, calibration)
+    before = torch.get_num_threads()
+    torch.set_num_threads(source.threads)
+    try:
+        yield from rounded_folder(source.folder, settings, calibration)
+    finally:
+        torch.set_num_threads(before)
 
 
 class _TwinBuilder(Builder):

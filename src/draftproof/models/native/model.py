@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from draftproof import _kernels
-from draftproof.models.lowbit.settings import Calibration, LowBit, LowBitTwin
+from draftproof.contracts import Twin
+from draftproof.models.lowbit.settings import Calibration, LowBit
 from draftproof.models.native.config import DecoderSpec
 from draftproof.types import Cache, InputError, Output, Segment
 
@@ -30,7 +31,7 @@ class Source:
     config: _kernels.Config
     weights: str
     threads: int
-    copy: Callable[[NativeModel, _kernels.Model, LowBit, Calibration], LowBitTwin] | None = None
+    copy: Callable[[NativeModel, _kernels.Model, LowBit, Calibration], Twin] | None = None
 
 
 class NativeModel:
@@ -97,7 +98,7 @@ class NativeModel:
         """Keep entries [0, length) and then `keep`, a path in the order of the text."""
         cache.rollback(length, list(keep))
 
-    def lowbit(self, settings: LowBit, calibration: Calibration) -> LowBitTwin:
+    def lowbit(self, settings: LowBit, calibration: Calibration) -> Twin:
         """A copy at fewer bits over the same caches, for drafts; see `models.lowbit.settings`."""
         if self.source.copy is None:
             raise InputError(f"{self.name} is a copy at fewer bits already.")
