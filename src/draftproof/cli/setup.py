@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -84,10 +86,16 @@ def load(options: ModelOptions) -> Setup:
     """Target, drafter and rule. InputError, before anything runs, for what does not fit together."""
     place = settle(options.device, options.dtype, options.threads)
     target = load_target(options.target, place)
-    with show.Bar("loading the drafter", 1.0) as bar:
-        place = replace(place, progress=lambda what, share: bar.update(share, what))
+    with reporting(place, "loading the drafter") as place:
         engine = catalog.engine_for(target, options.drafter, options.rule, place, options.gamma)
     return Setup(engine, target, options)
+
+
+@contextmanager
+def reporting(place: Place, what: str) -> Iterator[Place]:
+    """The place with a progress bar, for what takes long only the first time."""
+    with show.Bar(what, 1.0) as bar:
+        yield replace(place, progress=lambda doing, share: bar.update(share, doing))
 
 
 def settle(device: str, dtype: str, threads: int | None) -> Place:
