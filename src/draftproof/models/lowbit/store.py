@@ -47,15 +47,20 @@ def load_or_make(
     calibration: Calibration,
     make: Callable[[Calibration], Iterator[tuple[str, Rounded]]],
 ) -> Store:
-    """The rounded weights of a target with that fingerprint; `make` rounds them if no file has them yet."""
+    """The rounded weights of a target with that fingerprint; `make` rounds them if no file has them yet.
+
+    What needs no calibration is made every time.
+    """
     if settings.bits == 8:
         return Store({}, ())
+    if settings.rounding == "nearest":
+        return Store(dict(make(calibration)), ())
     described = {key: value for key, value in asdict(settings).items() if key != "vocab"} | {"version": _VERSION}
     name = hashlib.blake2b(json.dumps([target, described]).encode(), digest_size=8).hexdigest()
     file = None if calibration.folder is None else Path(calibration.folder) / f"lowbit-{name}.safetensors"
     if file is not None and file.exists():
         return _read(file)
-    texts = calibration.texts() if settings.rounding == "compensated" else ()
+    texts = calibration.texts()
     counted = Counter(token for text in texts for token in text)
     store = Store(
         dict(make(Calibration(lambda: texts, calibration.always, None, calibration.progress))),
