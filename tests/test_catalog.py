@@ -36,6 +36,10 @@ def test_a_spec_has_a_name_an_argument_and_options() -> None:
         ("model:toy:2,children=best", "drawn, chosen, mixed"),
         ("model:toy:2,gamma=0", "draft shape"),
         ("early-exit:layer=4", "between 1 and 3"),
+        ("lowbit:bits=5", "4 or 8 bits"),
+        ("lowbit:4", "options alone"),
+        ("ngram+nothing", "there is no drafter"),
+        ("ngram+lowbit:group=7", "32, 64, 128"),
     ],
 )
 def test_drafter_specs_that_make_no_sense_are_one_sentence(spec: str, message: str) -> None:
@@ -68,6 +72,9 @@ def test_model_specs_that_make_no_sense_are_one_sentence(spec: str, message: str
         ("early-exit:", 9, 9),
         ("ngram:gamma=3", 9, 3),
         ("early-exit:shape=2x2", 9, 2),
+        ("lowbit:bits=8", 9, 9),
+        ("ngram+lowbit", 9, 9),
+        ("ngram:gamma=7+lowbit:gamma=3", None, 7),
         ("null", 9, 0),
         ("ngram", None, 5),
         ("ngram", 0, 5),
@@ -81,7 +88,7 @@ def test_gamma_reaches_drafters_that_have_it(spec: str, given: int | None, gamma
 def test_the_model_inside_a_drafter_has_the_options_that_are_not_the_drafters() -> None:
     assert catalog.inner("model:toy:2,gamma=3,vocab=30,shape=2x1") == "toy:2,vocab=30"
     assert catalog.inner("model:hf:/a/b") == "hf:/a/b"
-    assert catalog.inner("ngram:max=3") is None
+    assert catalog.inner("ngram:max=3") is None and catalog.inner("model:toy:2+ngram") is None
     with pytest.raises(InputError, match="model:spec"):
         catalog.inner("model:gamma=3")
 
@@ -100,10 +107,22 @@ def test_options_of_an_inner_model_reach_it() -> None:
         ("model:toy:2,shape=2x2", "tree"),
         ("model:toy:2,children=chosen", "coupled"),
         ("early-exit", "block"),
+        ("lowbit", "block"),
+        ("lowbit:shape=2x2", "tree"),
+        ("ngram+lowbit", "block"),
+        ("ngram:width=2+lowbit", "tree"),
+        ("ngram+lowbit:children=chosen", "coupled"),
     ],
 )
 def test_auto_picks_the_strongest_rule_for_what_is_reported(spec: str, rule: str) -> None:
     assert load_rule("auto", load_drafter(spec, load_model("toy:7"))).name == rule
+
+
+def test_a_plus_joins_drafters_and_may_stand_in_a_path() -> None:
+    names = catalog.drafters()
+    assert specs.links("ngram:min=3+lowbit", names) == ["ngram:min=3", "lowbit"]
+    assert specs.links("model:hf:/a+b,gamma=2+ngram", names) == ["model:hf:/a+b,gamma=2", "ngram"]
+    assert specs.links("model:hf:/a+ngrams", names) == ["model:hf:/a+ngrams"]
 
 
 def test_the_block_rule_is_refused_for_trees() -> None:
@@ -135,7 +154,9 @@ def test_every_entry_has_a_summary_and_makes_something() -> None:
         assert all(entry.summary and callable(entry.make) for entry in table.values())
 
 
-@pytest.mark.parametrize("drafter", ["null", "ngram:min=1", "model:toy:9,near=7", "early-exit:layer=2"])
+@pytest.mark.parametrize(
+    "drafter", ["null", "ngram:min=1", "model:toy:9,near=7", "early-exit:layer=2", "ngram:min=1+lowbit"]
+)
 @pytest.mark.parametrize("rule", ["auto", "token", "tree", "coupled"])
 def test_an_engine_by_names_generates(drafter: str, rule: str) -> None:
     steps = list(load_engine("toy:7", drafter, rule).generate([0, 1], SamplingParams(max_tokens=12)))

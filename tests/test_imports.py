@@ -33,12 +33,14 @@ LEVELS = (
         "stats",
         "stop",
         "specs",
+        "prompts",
     ),
     ("session",),
     ("models", "drafters"),
     ("request", "engine"),
     ("costs", "backends"),
     ("heads",),
+    ("demo_weights", "calibration", "entries"),
     ("catalog",),
 )
 LEVEL = {part: number for number, parts in enumerate(LEVELS) for part in parts}

@@ -6,13 +6,16 @@ from collections.abc import Callable
 from functools import cache
 
 from draftproof.contracts import Drafter, Rule
+from draftproof.drafters.chained import ChainedDrafter
 from draftproof.drafters.children import Shape
 from draftproof.drafters.early_exit import EarlyExitDrafter
 from draftproof.drafters.length import AutoLength, Costs, Curve
+from draftproof.drafters.lowbit import LowBitDrafter
 from draftproof.drafters.model import ModelDrafter
 from draftproof.drafters.ngram import NgramDrafter
 from draftproof.drafters.null import NullDrafter
 from draftproof.engine import Engine
+from draftproof.models.lowbit.settings import Calibration, LowBit
 from draftproof.models.toy import ToyModel
 from draftproof.stats import Stats
 from draftproof.types import SamplingParams, Step
@@ -59,6 +62,18 @@ def _by_cost(target: ToyModel, gamma: int) -> Drafter:
     return AutoLength([looks], [drafts], COSTS)
 
 
+def _lowbit(widths: str, children: str, vocab: int = 0) -> Make:
+    def make(target: ToyModel, gamma: int) -> Drafter:
+        twin = target.lowbit(LowBit(vocab=vocab), Calibration(list))
+        return LowBitDrafter(target, twin, Shape.of(gamma, widths, children))
+
+    return make
+
+
+def _chained(*names: str) -> Make:
+    return lambda target, gamma: ChainedDrafter([DRAFTERS[name](target, gamma) for name in names])
+
+
 DRAFTERS: dict[str, Make] = {
     "null": lambda target, gamma: NullDrafter(),
     "ngram": lambda target, gamma: NgramDrafter(gamma, min=1),
@@ -73,6 +88,12 @@ DRAFTERS: dict[str, Make] = {
     "exit": _exit("", "drawn"),
     "exit-tree": _exit("2x2x1", "drawn"),
     "exit-mixed": _exit("3x1x1", "mixed"),
+    "lowbit": _lowbit("", "drawn"),
+    "lowbit-chosen": _lowbit("", "chosen", vocab=9),
+    "lowbit-tree": _lowbit("2x2x1", "mixed", vocab=9),
+    "ngram+lowbit": _chained("ngram", "lowbit"),
+    "ngram+model": _chained("ngram", "model"),
+    "ngram-tree+lowbit": _chained("ngram-tree", "lowbit-tree"),
 }
 
 

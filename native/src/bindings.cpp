@@ -97,7 +97,7 @@ Request make_request(const nb::tuple& item, const Config& config, std::size_t la
   request.rows = nb::cast<int>(item[3]);
   request.resume = nb::cast<int>(item[4]);
   const auto logits = nb::cast<Output<2>>(item[5]);
-  require_shape(static_cast<int>(logits.shape(0)) == request.rows && static_cast<int>(logits.shape(1)) == config.vocab);
+  require_shape(static_cast<int>(logits.shape(0)) == request.rows && static_cast<int>(logits.shape(1)) == config.head->outputs());
   request.logits = logits.data();
   if (!item[6].is_none()) {
     const auto hidden = nb::cast<Output<3>>(item[6]);
@@ -199,8 +199,8 @@ void bind_model(nb::module_& m) {
       .def("reusable", &Cache::reusable, "length"_a)
       .def("rollback", &Cache::rollback, "length"_a, "keep"_a);
   nb::class_<Model>(m, "Model")
-      .def(nb::init<Config, std::vector<Layer>, const std::string&, int>(), "config"_a, "layers"_a, "isa"_a,
-           "threads"_a)
+      .def(nb::init<Config, std::vector<Layer>, const std::string&, int, const Model*>(), "config"_a, "layers"_a,
+           "isa"_a, "threads"_a, "caches_of"_a = nb::none())
       .def("new_cache", &Model::new_cache)
       .def("forward", &forward, "segments"_a, "layers"_a, "exit_layer"_a)
       .def_prop_ro("weight_bytes", &Model::weight_bytes)

@@ -19,6 +19,8 @@ struct CacheShape {
   int kv_heads;
   int head_dim;
   std::vector<int> windows;  // one a layer; 0 sees everything
+
+  bool operator==(const CacheShape&) const = default;
 };
 
 class Cache {

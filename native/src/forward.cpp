@@ -166,7 +166,7 @@ void Forward::logits() {
     const Request& request = requests_[row.request];
     const std::size_t line =
         static_cast<std::size_t>(row.token - (static_cast<int>(request.tokens.size()) - request.rows));
-    std::copy_n(values, count, request.logits + line * config_.vocab + first);
+    std::copy_n(values, count, request.logits + line * config_.head->outputs() + first);
   });
 }
 

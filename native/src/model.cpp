@@ -99,13 +99,17 @@ void check_layer(const Layer& layer, const Config& c) {
 
 }  // namespace
 
-Model::Model(Config config, std::vector<Layer> layers, const std::string& isa, int threads)
+Model::Model(Config config, std::vector<Layer> layers, const std::string& isa, int threads, const Model* caches_of)
     : config_(std::move(config)),
       layers_(std::move(layers)),
       shape_(shape_of(config_, layers_)),
       kernels_(&draftproof::kernels(isa.c_str())) {
   require(threads >= 1 && threads <= 1024, "threads must lie between 1 and 1024");
   check();
+  if (caches_of) {
+    require(*shape_ == *caches_of->shape_, "models that share caches must have the same layers");
+    shape_ = caches_of->shape_;
+  }
   pool_ = shared_pool(threads);
 }
 
@@ -117,7 +121,8 @@ void Model::check() const {
           "hidden, intermediate and head sizes must be multiples of " + std::to_string(unit));
   require(c.kv_heads > 0 && c.heads % c.kv_heads == 0, "heads must be a multiple of kv_heads");
   require_matrix(c.embedding, c.vocab, c.hidden, "embedding");
-  require_matrix(c.head, c.vocab, c.hidden, "head");
+  require(c.head && c.head->depth() == c.hidden && c.head->outputs() <= c.vocab,
+          "head must have the depth of the states and at most as many outputs as there are tokens");
   require_vector(c.final_norm, c.hidden, false, "final_norm");
   for (const Rope& rope : c.ropes) require_vector(rope.frequencies, c.head_dim / 2, false, "frequencies");
   for (const Layer& layer : layers_) check_layer(layer, c);

@@ -43,7 +43,7 @@ struct Config {
   Activation activation = Activation::silu;
   bool quantised_activations = false;
   std::vector<Rope> ropes;
-  Weights embedding, head;
+  Weights embedding, head;  // a head of fewer outputs gives logits of those alone
   Vector final_norm;
 };
 
@@ -54,7 +54,7 @@ struct Request {
   std::vector<int> parents;  // of the last entries; see Segment in types.py
   int rows;
   int resume;
-  float* logits;  // [rows][vocab]
+  float* logits;  // [rows][outputs of the head]
   float* hidden;  // [tokens][layers asked for][hidden], or null
 };
 
@@ -65,7 +65,9 @@ struct Ask {
 
 class Model {
  public:
-  Model(Config config, std::vector<Layer> layers, const std::string& isa, int threads);
+  // With `caches_of` the two models read and extend the same caches: their layers must have the same shape.
+  Model(Config config, std::vector<Layer> layers, const std::string& isa, int threads,
+        const Model* caches_of = nullptr);
 
   std::unique_ptr<Cache> new_cache() const { return std::make_unique<Cache>(shape_); }
   void forward(std::vector<Request>& requests, const Ask& ask) const;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +28,12 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Place:
-    """Where models run unless their spec says otherwise."""
+    """Where models run unless their spec says otherwise; `progress` is told (what takes long, share done)."""
 
     device: str = "cpu"
     dtype: str = "auto"
     threads: int | None = None
+    progress: Callable[[str, float], None] = lambda what, share: None
 
 
 ON_CPU = Place()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from draftproof import specs
@@ -19,29 +19,15 @@ from draftproof.backends import (
 from draftproof.backends import Loaded as Loaded
 from draftproof.backends import Place as Place
 from draftproof.contracts import Drafter, Rule
+from draftproof.costs import Part, by_cost
+from draftproof.drafters.chained import ChainedDrafter
 from draftproof.engine import Engine
+from draftproof.entries import Entry, find, make, split
 from draftproof.memory import Need, Room, refuse_beyond, room_on
 from draftproof.types import InputError
 from draftproof.verify import BlockRule, CoupledRule, TokenRule, TreeRule
 
 AUTO = "auto"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One name of the catalogue: what it is, its options with their types, and the factory behind it.
-
-    argument: what stands behind the colon, "" where nothing may. A "spec" takes the options that are not listed.
-    looks: a drafter whose tokens cost no forward and carry confidences.
-    need: the memory of a model, from the same arguments; None where that is next to nothing.
-    """
-
-    summary: str
-    options: Mapping[str, Callable[[str], Any]]
-    make: Callable[..., Any]
-    argument: str = ""
-    looks: bool = False
-    need: Callable[..., Need] | None = None
 
 
 def _null(argument: str, options: Options, target: Loaded, place: Place) -> Drafter:
@@ -87,16 +73,19 @@ def _eagle(argument: str, options: Options, target: Loaded, place: Place) -> Dra
     return load_eagle(argument, target, shape)
 
 
+def _lowbit(argument: str, options: Options, target: Loaded, place: Place) -> Drafter:
+    from draftproof.calibration import load_lowbit
+
+    settings = {key: value for key, value in options.items() if key not in _shape_options()}
+    return load_lowbit(target.model, target.text, settings, _shape(options), place.progress)
+
+
 def _shape(options: Options) -> Any:
     from draftproof.drafters.children import DEFAULT_GAMMA, Shape
 
     widths = options.get("shape", "")
     scheme = "mixed" if "x" in widths else "drawn"
     return Shape.of(options.get("gamma", DEFAULT_GAMMA), widths, options.get("children", scheme))
-
-
-def _place_options() -> dict[str, Callable[[str], Any]]:
-    return {"device": str, "dtype": str}
 
 
 def _shape_options() -> dict[str, Callable[[str], Any]]:
@@ -124,7 +113,7 @@ def models() -> dict[str, Entry]:
         ),
         "hf": Entry(
             "a Hugging Face folder, run by transformers",
-            _place_options(),
+            {"device": str, "dtype": str},
             load_hf_folder,
             "FOLDER",
             need=need_of_hf_folder,
@@ -153,6 +142,11 @@ def drafters() -> dict[str, Entry]:
             {**shape, "nodes": int, "width": int},
             _eagle,
             "FOLDER",
+        ),
+        "lowbit": Entry(
+            "the target's own weights at 4 bits, on the target's own cache",
+            {**shape, "bits": int, "group": int, "vocab": int, "rounding": str},
+            _lowbit,
         ),
     }
 
@@ -187,38 +181,12 @@ def _block(drafter: Drafter) -> Rule:
     return BlockRule()
 
 
-def _entry(kind: str, table: Mapping[str, Entry], name: str) -> Entry:
-    if name not in table:
-        raise InputError(f"there is no {kind} {name!r}; the {kind}s are: {', '.join(table)}.")
-    return table[name]
-
-
-def _make(kind: str, table: Mapping[str, Entry], parsed: specs.Spec, *rest: Any) -> Any:
-    """What the entry makes of argument and options."""
-    entry = _entry(kind, table, parsed.name)
-    own = _split(parsed, entry)
-    return entry.make(own.argument, specs.convert(own, entry.options), *rest)
-
-
-def _split(parsed: specs.Spec, entry: Entry) -> specs.Spec:
-    """The spec with its argument checked; options that are not the entry's own move into an inner spec."""
-    if parsed.argument and not entry.argument:
-        options = ", ".join(entry.options) or "none"
-        raise InputError(f"{parsed.name} takes options alone ({options}), not {parsed.name}:{parsed.argument}.")
-    if entry.argument not in ("", "SEED") and not parsed.argument:
-        raise InputError(f"{parsed.name} needs what it names: {parsed.name}:{entry.argument}.")
-    if entry.argument != "spec":
-        return parsed
-    own = {key: value for key, value in parsed.options.items() if key in entry.options}
-    others = [f"{key}={value}" for key, value in parsed.options.items() if key not in own]
-    return specs.Spec(parsed.name, ",".join([parsed.argument, *others]), own)
-
-
 def inner(spec: str) -> str | None:
     """The model's spec inside a drafter's: `model:toy:2,gamma=5,vocab=30` -> `toy:2,vocab=30`; None without one."""
-    parsed = specs.parse(spec)
-    entry = _entry("drafter", drafters(), parsed.name)
-    return _split(parsed, entry).argument if entry.argument == "spec" else None
+    links = specs.links(spec, drafters())
+    parsed = specs.parse(links[0])
+    entry = find("drafter", drafters(), parsed.name)
+    return split(parsed, entry).argument if entry.argument == "spec" and len(links) == 1 else None
 
 
 def place_of_draft(spec: str, place: Place) -> Place:
@@ -244,46 +212,59 @@ def needs(target: str, drafter: str = "null", place: Place = ON_CPU) -> dict[str
 
 def _need(spec: str, place: Place) -> Need | None:
     parsed = _parsed(spec)
-    entry = _entry("model", models(), parsed.name)
-    own = _split(parsed, entry)
+    entry = find("model", models(), parsed.name)
+    own = split(parsed, entry)
     return entry.need and entry.need(own.argument, specs.convert(own, entry.options), place)
 
 
 def load_model(spec: str, place: Place = ON_CPU) -> Loaded:
     """`native:PATH`, `hf:PATH` or `toy:SEED`, with options. A bare folder is taken as `hf:`."""
     parsed = _parsed(spec)
-    loaded: Loaded = _make("model", models(), parsed, place)
+    loaded: Loaded = make("model", models(), parsed, place)
     if "rollback" not in loaded.model.can:
         raise InputError(f"{spec} cannot roll its cache back, which speculative decoding needs.")
     return loaded
 
 
 def load_drafter(spec: str, target: Loaded, place: Place = ON_CPU, gamma: int | None = None) -> Drafter:
-    """`null`, `ngram:max=3`, `model:hf:PATH,gamma=5`, `early-exit:layer=8`, for this target.
+    """`null`, `ngram:max=3`, `model:hf:PATH,gamma=5`, `early-exit:layer=8`, a chain as `ngram+lowbit`, for this target.
 
     gamma: the draft length where the drafter has that option and the spec gives neither it nor a tree. Without
     either it is `auto`, by cost, where the target's time is known, else a fixed one.
     """
-    parsed = specs.parse(spec)
-    entry = _entry("drafter", drafters(), parsed.name)
-    if "gamma" in entry.options and not {"gamma", "shape", "width", "nodes"} & set(parsed.options):
-        wanted = str(gamma) if gamma else AUTO if target.timed else None
-        parsed = replace(parsed, options={**parsed.options, **({"gamma": wanted} if wanted else {})})
-    if entry.looks and parsed.options.get("gamma") == AUTO:
-        parsed = replace(parsed, options={"min": "1", **parsed.options})
-    drafter: Drafter = _make("drafter", drafters(), parsed, target, place)
-    if parsed.options.get("gamma") == AUTO:
-        from draftproof.costs import by_cost
-
-        drafter = by_cost(drafter, entry.looks, target.model, spec)
+    links = [_sized(specs.parse(link), target, gamma) for link in specs.links(spec, drafters())]
+    parts = [Part(make("drafter", drafters(), link, target, place), _looks(link), str(link)) for link in links]
+    auto = {link.options.get("gamma") == AUTO for link in links}
+    if auto == {True}:
+        drafter: Drafter = by_cost(parts, target.model)
+    elif auto == {False}:
+        drafter = parts[0].drafter if len(parts) == 1 else ChainedDrafter([part.drafter for part in parts])
+    else:
+        raise InputError(f"{spec}: give every drafter of the chain a gamma, or none of them.")
     if drafter.branches and "tree" not in target.model.can:
         raise InputError(f"{target.model.name} cannot score trees: give {spec} no shape or width.")
     return drafter
 
 
+def _sized(parsed: specs.Spec, target: Loaded, gamma: int | None) -> specs.Spec:
+    """With its draft length written out. By cost even a short match is worth a look, since the odds judge it."""
+    options = parsed.options
+    takes = "gamma" in find("drafter", drafters(), parsed.name).options
+    if takes and not {"gamma", "shape", "width", "nodes"} & set(options):
+        wanted = str(gamma) if gamma else AUTO if target.timed else None
+        options = {**options, **({"gamma": wanted} if wanted else {})}
+    if _looks(parsed) and options.get("gamma") == AUTO:
+        options = {"min": "1", **options}
+    return replace(parsed, options=options)
+
+
+def _looks(parsed: specs.Spec) -> bool:
+    return find("drafter", drafters(), parsed.name).looks
+
+
 def load_rule(name: str, drafter: Drafter) -> Rule | CoupledRule:
     """`auto`, `token`, `block`, `tree` or `coupled`, if it can verify this drafter's proposals."""
-    rule: Rule | CoupledRule = _entry("rule", rules(), name).make(drafter)
+    rule: Rule | CoupledRule = find("rule", rules(), name).make(drafter)
     return rule
 
 

@@ -81,6 +81,20 @@ class SharesWeights(Protocol):
         """InputError where this model does not have them in the usual places."""
 
 
+@dataclass(frozen=True, eq=False)
+class Twin:
+    """A model that approximates another and shares its caches, for drafts.
+
+    Its calls name its last layer as their exit, so that what they write stays behind the other's entries.
+    ids    [K] int64, ascending: the tokens its logits stand for; None: all
+    bytes  of its weights, those it shares with the other left out
+    """
+
+    model: Model
+    ids: Tensor | None
+    bytes: int
+
+
 @dataclass(frozen=True)
 class Key:
     """Where a random number belongs: the context length when its step began, the use, and an index within it.

@@ -10,7 +10,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,14 +35,25 @@ _FIRST_ROUNDS = 2
 _SETTLED = 0.05
 
 
-def by_cost(drafter: Drafter, looks: bool, target: Model, spec: str) -> Drafter:
-    """The drafter, its length chosen step by step. looks: its tokens cost no forward. InputError for one of trees."""
-    if drafter.branches:
-        raise InputError(f"the length of a tree is its shape: give {spec} a gamma, or no shape and width.")
-    paid = [] if looks else [drafter]
-    name = " ".join([target.name, target.dtype, str(target.device), "" if looks else spec])
-    known = remembered(name, cache_folder() / "costs", lambda: measure(target, paid))
-    return AutoLength([drafter] if looks else [], paid, known)
+@dataclass(frozen=True)
+class Part:
+    """A drafter whose length is to follow cost. looks: its tokens cost no forward. spec: the name of its costs."""
+
+    drafter: Drafter
+    looks: bool
+    spec: str
+
+
+def by_cost(parts: Sequence[Part], target: Model) -> Drafter:
+    """The drafters in one, lengths chosen step by step. InputError for one of trees."""
+    for part in parts:
+        if part.drafter.branches:
+            raise InputError(f"the length of a tree is its shape: give {part.spec} a gamma, or no shape and width.")
+    paid = [part for part in parts if not part.looks]
+    name = " ".join([target.name, target.dtype, str(target.device), "+".join(part.spec for part in paid)])
+    drafts = [part.drafter for part in paid]
+    known = remembered(name, cache_folder() / "costs", lambda: measure(target, drafts))
+    return AutoLength([part.drafter for part in parts if part.looks], drafts, known)
 
 
 def measure(target: Model, drafts: Sequence[Drafter], seconds: float = 1.5) -> Costs:

@@ -33,10 +33,16 @@ class Session:
         self.fed = 0  # tokens that went through every layer, in all calls so far
         self.beside: dict[object, Any] = {}  # what drafters keep of this text from one request to the next
         self._shallow = 0  # context tokens that went through the first layers only; the nodes behind them likewise
+        self._borrowed = False  # the shallow entries are another model's, so they are never taken up
 
     def __len__(self) -> int:
         """Tokens of the linear part: what a prefix can reuse."""
         return len(self._linear)
+
+    def lacks(self, context: Sequence[int]) -> int:
+        """Tokens of the context that a plan would feed, once the cache has gone back to what both share."""
+        self.go_back(context)
+        return len(context) - len(self._linear)
 
     def resolve(self, tokens: Sequence[int]) -> None:
         """The last proposal's tokens as host integers, so that they need not cross from the device a second time.
@@ -70,16 +76,25 @@ class Session:
         self._remember(self._nothing, len(fresh))
         return Segment(self.cache, fresh, _behind(len(fresh), ()), 1)
 
+    def plan_borrowed(self, context: Sequence[int]) -> Segment:
+        """As `plan_exit`, for a call of another model with the same caches, whose exit is its last layer.
+
+        What it writes stands behind the target's own entries and is dropped by the next plan, never taken up: only
+        what the target computed counts as text. Feed all but the context's last token beforehand (`catch_up`).
+        """
+        segment = self.plan_exit(context)
+        self._borrowed = True
+        return segment
+
     def plan_more(self, proposal: Proposal) -> Segment:
         """Feed the nodes the proposal has gained since the last plan; rows are those of the new nodes.
 
-        The earlier nodes must be the same. Behind `plan_exit` the new nodes are shallow too.
+        The earlier nodes must be the same. Behind `plan_exit` and `plan_borrowed` the new nodes are shallow too.
         """
-        new = len(proposal) - len(self._nodes)
-        tokens = proposal.tokens[len(self._nodes) :]
-        self.fed += 0 if self._shallow else new
-        self._remember(proposal, self._shallow)
-        return Segment(self.cache, tokens, _behind(self._shallow, proposal.parents), new)
+        new = proposal.tokens[len(self._nodes) :]
+        self.fed += 0 if self._shallow else len(new)
+        self._nodes, self._node_tokens = proposal, None
+        return Segment(self.cache, new, _behind(self._shallow, proposal.parents), len(new))
 
     def go_back(self, context: Sequence[int]) -> None:
         """Drop what is no prefix of context[:-1]: the last token is always fed, so that a row follows it."""
@@ -103,12 +118,12 @@ class Session:
         return upload(context[len(self._linear) :], self.model.device)
 
     def _remember(self, nodes: Proposal, shallow: int) -> None:
-        self._nodes, self._node_tokens, self._shallow = nodes, None, shallow
+        self._nodes, self._node_tokens, self._shallow, self._borrowed = nodes, None, shallow, False
 
     def _grew_from_exit(self, context: Sequence[int], proposal: Proposal) -> bool:
         """Are the shallow entries the beginning of what is to be fed? Tokens are compared where that is free."""
         fed = len(self._nodes)
-        if not self._shallow or len(context) - len(self._linear) != self._shallow:
+        if self._borrowed or not self._shallow or len(context) - len(self._linear) != self._shallow:
             return False
         if context is not self._context or proposal.parents[:fed] != self._nodes.parents:
             return False
@@ -152,6 +167,15 @@ def prefill(
             (output,) = model.forward([Segment(segment.cache, segment.tokens, segment.parents, 0)], wanted)
             if on_chunk is not None and output.hidden is not None:
                 on_chunk(number, context[: len(session) + 1], output.hidden)
+
+
+def catch_up(model: Model, sessions: Sequence[Session], contexts: Sequence[Sequence[int]]) -> None:
+    """The target reads whatever it has not read of all but the last token: nothing where the last step was its own."""
+    prefill(model, sessions, contexts)
+    behind = [(s, c) for s, c in zip(sessions, contexts, strict=True) if s.lacks(c) > 1]
+    if behind:
+        segments = [s.plan(c[:-1]) for s, c in behind]
+        model.forward([Segment(segment.cache, segment.tokens, segment.parents, 0) for segment in segments])
 
 
 def _behind(shift: int, parents: Sequence[int]) -> tuple[int, ...]:

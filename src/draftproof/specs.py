@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,11 @@ class Spec:
     name: str
     argument: str
     options: Mapping[str, str]
+
+    def __str__(self) -> str:
+        head = f"{self.name}:{self.argument}" if self.argument else self.name
+        options = [f"{key}={value}" for key, value in self.options.items()]
+        return ",".join([head, *options]) if self.argument or not options else f"{head}:{','.join(options)}"
 
 
 def parse(text: str) -> Spec:
@@ -35,6 +41,12 @@ def parse(text: str) -> Spec:
             raise InputError(f"{key} stands twice in {text!r}.")
         options[key] = value
     return Spec(name.strip(), argument.strip(), options)
+
+
+def links(text: str, names: Iterable[str]) -> list[str]:
+    """The parts of a chain: `ngram:min=3+lowbit` -> ["ngram:min=3", "lowbit"]. A plus within a path is none."""
+    known = "|".join(re.escape(name) for name in names)
+    return re.split(rf"\+(?=(?:{known})(?:[:,+]|$))", text)
 
 
 def convert(spec: Spec, kinds: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:

@@ -180,7 +180,9 @@ def test_tokens_that_differ_are_pointed_at() -> None:
     assert any("audit paths" in sentence for sentence in compare.summary([replace(same, speculative=other)]))
 
 
-@pytest.mark.parametrize("draft", ["toy:2", "model:toy:2,gamma=3", "early-exit:layer=2", "ngram:max=3"])
+@pytest.mark.parametrize(
+    "draft", ["toy:2", "model:toy:2,gamma=3", "early-exit:layer=2", "ngram:max=3", "lowbit", "ngram+lowbit"]
+)
 def test_check_of_what_fits(call: Call, draft: str) -> None:
     done = call("check", "toy:1", draft)
     spec = f"model:{draft}" if draft == "toy:2" else draft

@@ -19,6 +19,7 @@ from draftproof.models.hf import HfModel
 from draftproof.types import SamplingParams
 
 DRAFTERS = ("null", "ngram:min=1", "ngram:min=1,width=3", "early-exit:layer=2", "early-exit:layer=3,shape=2x2x1")
+LOWBIT = "lowbit:rounding=nearest,group=32,vocab=0"
 MODELS = ("model", "model-tree", "itself")
 PROMPTS = (tokens(40, 1), tokens(1, 2), tokens(7, 3) * 4)
 
@@ -60,7 +61,7 @@ def plain(family: str, prompt: int, length: int) -> list[int]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", [*DRAFTERS, *MODELS])
+@pytest.mark.parametrize("name", [*DRAFTERS, *MODELS, LOWBIT, f"ngram:min=2+{LOWBIT}"])
 def test_a_ragged_batch_is_greedy_as_transformers_is(family: str, name: str) -> None:
     outputs = emitted(family, drafter(name, family), PROMPTS, SamplingParams(max_tokens=40))
     for i, output in enumerate(outputs):

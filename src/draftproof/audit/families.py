@@ -31,7 +31,7 @@ class Combination:
 
 
 def family(target: Loaded) -> tuple[Combination, ...]:
-    """Drawn, chosen, n-gram and early-exit drafts; chains and trees; temperatures and filters.
+    """Drawn, chosen, n-gram, early-exit and low-bit drafts; chains and trees; temperatures and filters.
 
     A target that is no toy has no draft model at hand, so its own layers and its text draft.
     """
@@ -50,8 +50,11 @@ def family(target: Loaded) -> tuple[Combination, ...]:
         ("ngram:min=1,gamma=3", "token", {"logit_bias": ((0, 1.0), (2, -1.0))}),
         ("ngram:min=1,gamma=3", "coupled", {}),
         ("early-exit:gamma=3", "block", {"presence_penalty": 0.5}),
+        ("lowbit:gamma=3,rounding=nearest", "block", {}),
+        ("ngram:min=1,gamma=3+lowbit:gamma=3,rounding=nearest", "block", {}),
     )
-    usable = [row for row in rows if "early_exit" in target.model.can or not row[0].startswith("early-exit")]
+    able = {"early-exit": "early_exit", "lowbit": "lowbit"}
+    usable = [row for row in rows if all(can in target.model.can for name, can in able.items() if name in row[0])]
     made = []
     for drafter, rule, changes in usable:
         drafter = drafter.replace(":,", ":")

@@ -42,6 +42,7 @@ _CAN = {
     "tree": "scores trees",
     "hidden": "gives hidden states",
     "early_exit": "stops after a layer (early-exit drafter)",
+    "lowbit": "drafts with a low-bit copy of itself (lowbit drafter)",
     "invariant": "same bits whatever shares the call",
 }
 
@@ -62,7 +63,7 @@ def command(
     loaded = {"target": setup.load_target(target, place)}
     fit = Fit()
     if draft is not None:
-        spec = draft if specs.parse(draft).name in catalog.drafters() else f"model:{draft}"
+        spec = draft if specs.parse(draft.partition("+")[0]).name in catalog.drafters() else f"model:{draft}"
         model = catalog.inner(spec)
         if model is None:
             fit = Fit(spec, None, _drafter(spec, loaded["target"], place))
@@ -102,10 +103,12 @@ def _pair(target: Loaded, draft: Loaded) -> tuple[Pairing | None, str | None]:
 def _drafter(spec: str, target: Loaded, place: Place) -> str | None:
     """Why this drafter cannot be used with the target; it has no vocabulary of its own."""
     from draftproof import catalog
+    from draftproof.cli import setup
     from draftproof.types import InputError
 
     try:
-        catalog.load_drafter(spec, target, place)
+        with setup.reporting(place, "loading the drafter") as place:
+            catalog.load_drafter(spec, target, place)
     except InputError as error:
         return str(error)
     return None

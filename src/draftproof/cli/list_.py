@@ -11,7 +11,7 @@ import typer
 from draftproof.cli.options import Json
 
 if TYPE_CHECKING:
-    from draftproof.catalog import Entry
+    from draftproof.entries import Entry
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 _WRITTEN = {

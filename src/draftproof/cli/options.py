@@ -47,7 +47,11 @@ class ModelOptions:
         _model(metavar="SPEC", help="Target model: native:FOLDER, hf:FOLDER or toy:SEED; without it the demo's model."),
     ] = ""
     drafter: Annotated[
-        str, _model(metavar="SPEC", help="null, ngram, model:hf:FOLDER, early-exit:layer=N; see draftproof list.")
+        str,
+        _model(
+            metavar="SPEC",
+            help="null, ngram, model:hf:FOLDER, early-exit:layer=N, lowbit, ngram+lowbit; see draftproof list.",
+        ),
     ] = "ngram"
     rule: Annotated[str, _model(metavar="NAME", help="Verification rule: auto, token, block, tree or coupled.")] = (
         "auto"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -117,11 +118,18 @@ def load(options: ModelOptions, texts: Texts = Texts(), rooms: Callable[[str], R
     needs = catalog.needs(spec, options.drafter, place)
     refuse_beyond(needs, texts.tokens, texts.requests, rooms)
     target = load_target(spec, place)
-    with show.busy("loading the drafter; once a machine, measuring what a step costs"):
+    with reporting(place, "loading the drafter; once a machine, measuring what a step costs") as place:
         engine = catalog.engine_for(target, options.drafter, options.rule, place, options.gamma)
     if needs:
         show.notice(f"memory: {listed(needs, texts.tokens, texts.requests)}")
     return Setup(engine, target, options, needs)
+
+
+@contextmanager
+def reporting(place: Place, what: str) -> Iterator[Place]:
+    """The place with a progress bar, for what takes long only the first time."""
+    with show.Bar(what, 1.0) as bar:
+        yield replace(place, progress=lambda doing, share: bar.update(share, doing))
 
 
 def settle(device: str, dtype: str, threads: int | None) -> Place:

@@ -7,6 +7,7 @@ entries, `hf_layers` early exits, `hf_check` and `hf_load` refusals.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,21 +17,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftproof.contracts import Shared
-from draftproof.models import hf_check, hf_layers
+from draftproof.contracts import Shared, Twin
+from draftproof.models import hf_check, hf_layers, hf_lowbit
 from draftproof.models.hf_attention import KWARG, Call, Part, register
 from draftproof.models.hf_cache import HfCache
-from draftproof.models.hf_layout import feed, upload
+from draftproof.models.hf_layout import feed, plain, upload
 from draftproof.models.hf_load import read_folder
 from draftproof.models.hf_shared import HfShared
+from draftproof.models.lowbit.settings import Calibration, LowBit
 from draftproof.types import Cache, InputError, Output, Segment
 
 
 def load_hf(path: str, device: str = "cpu", dtype: str = "auto") -> HfModel:
-    """The model of a Hugging Face folder.
+    """The model of a Hugging Face folder. InputError for what cannot be read or cannot be rolled back.
 
     device: "cpu", "cuda", "cuda:N" or "mps"; dtype: "auto" (that of the files), "float32", "bfloat16", "float16".
-    Raises `InputError` for what cannot be read or cannot be rolled back.
     """
     return HfModel.wrap(read_folder(path, device, dtype), path)
 
@@ -76,7 +77,7 @@ class HfModel:
             self.device = self._layout.device
             empty = torch.empty(1, 0, dtype=net.dtype, device=self.device)
             self._nothing = empty.new_empty(0, self.vocab_size), empty.new_empty(1, 0, text.hidden_size)
-            self.can = frozenset({"rollback", "tree", "hidden", "early_exit"})
+            self.can = frozenset({"rollback", "tree", "hidden", "early_exit", "lowbit"})
             if type(model).__name__ not in hf_check.VERIFIED:
                 self._test_unverified(model)
 
@@ -90,10 +91,7 @@ class HfModel:
         return cls(model, name or model.config.name_or_path or type(model).__name__)
 
     def memory(self) -> dict[str, int]:
-        """Bytes: `weights`, `kv_per_token` of the layers that keep every token, `kv_window` of a request's others.
-
-        `kv_window` is what the sliding-window layers of one request hold once their windows are full.
-        """
+        """Bytes: `weights`, `kv_per_token` of the layers that keep every token, `kv_window` of a request's others."""
         tensors = {id(t): t for t in itertools.chain(self._trunk.net.parameters(), self._trunk.net.buffers())}.values()
         sizes = {"weights": sum(t.numel() * t.element_size() for t in tensors), "kv_per_token": 0, "kv_window": 0}
         for kind, count in zip(self._layout.kinds, self._layout.counts, strict=True):
@@ -106,6 +104,16 @@ class HfModel:
     def shared(self) -> Shared:
         """Weights for a trained head."""
         return HfShared(self._trunk, self.name)
+
+    @torch.no_grad()
+    def lowbit(self, settings: LowBit, calibration: Calibration) -> Twin:
+        """A copy at fewer bits over the same caches, for drafts; see `models.lowbit.settings`."""
+        net, ids, size = hf_lowbit.low_bit_net(self._trunk, self.vocab_size, settings, calibration)
+        twin = copy.copy(self)
+        twin.name, twin.dtype, twin.can = f"{self.name} at {settings.bits} bits", "int4", self.can - {"lowbit"}
+        twin._trunk = hf_layers.same_layers(net, self._trunk)
+        twin._variants = {("plain", 0): net, ("tapped", 0): hf_layers.whole(twin._trunk)}
+        return Twin(twin, ids, size)
 
     def new_cache(self) -> Cache:
         """An empty cache."""
@@ -249,24 +257,20 @@ class HfModel:
         def together(sequences: Sequence[Sequence[int]]) -> list[Tensor]:
             long, short = (torch.tensor(tokens, device=self.device) for tokens in sequences)
             caches = self.new_cache(), self.new_cache()
-            first = self.forward([_plain(caches[0], long[:3]), _plain(caches[1], short)])
-            second = self.forward([_plain(caches[0], long[3:])])
+            first = self.forward([plain(caches[0], long[:3]), plain(caches[1], short)])
+            second = self.forward([plain(caches[0], long[3:])])
             return [torch.cat([first[0].logits, second[0].logits]), first[1].logits]
 
         def resumed(exit_layer: int | None) -> Tensor:
             tokens, cache = torch.arange(4, device=self.device) % self.vocab_size, self.new_cache()
             if exit_layer is not None:
-                self.forward([_plain(cache, tokens[:2])], exit_layer=exit_layer)
-            return self.forward([_plain(cache, tokens, 2 if exit_layer else 0)])[0].logits
+                self.forward([plain(cache, tokens[:2])], exit_layer=exit_layer)
+            return self.forward([plain(cache, tokens, 2 if exit_layer else 0)])[0].logits
 
         hf_check.self_test(model, together, self.vocab_size, self.name)
         middle = (self.num_layers + 1) // 2
         if not hf_check.agrees(lambda: resumed(middle), lambda: resumed(None)):
-            self.can -= {"early_exit"}
-
-
-def _plain(cache: Cache, tokens: Tensor, resume: int = 0) -> Segment:
-    return Segment(cache, tokens, tuple(range(-1, len(tokens) - 1)), len(tokens), resume)
+            self.can -= {"early_exit", "lowbit"}
 
 
 def _unfed(item: _Item) -> _Item:

@@ -105,6 +105,12 @@ def find_layers(net: nn.Module, count: int) -> Trunk | None:
     return None
 
 
+def same_layers(net: nn.Module, trunk: Trunk) -> Trunk:
+    """The list of layers of a copy, where that of the original is."""
+    layers: Any = net.get_submodule(".".join(trunk.path))
+    return Trunk(net, trunk.path, list(layers), _tapped(list(layers)))
+
+
 def whole(trunk: Trunk) -> Any:
     """Every layer, tapped."""
     return _with_layers(trunk, trunk.tapped)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftproof.device import send
+from draftproof.types import Cache, Segment
 
 QUERY_ROWS = 512  # rows of one attention block; bounds the mask of a long prompt at QUERY_ROWS x entries
 PACKED_ROWS = 64  # up to here the query heads that share a key head become rows of one matrix product
@@ -200,3 +201,8 @@ def _packed(block: Block, sight: Sight) -> Block:
     if sight.softcap or block.bias is None or block.stop - block.start > PACKED_ROWS:
         return block
     return Block(block.start, block.stop, block.low, block.high, block.bias.repeat(sight.groups, 1), packed=True)
+
+
+def plain(cache: Cache, tokens: Tensor, resume: int = 0) -> Segment:
+    """Tokens in a row, a row of logits for each."""
+    return Segment(cache, tokens, tuple(range(-1, len(tokens) - 1)), len(tokens), resume)

@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 from draftproof import tree
+from draftproof.contracts import Twin
+from draftproof.models.lowbit.settings import Calibration, LowBit
+from draftproof.models.lowbit.store import vocabulary
 from draftproof.types import Cache, InputError, Output, Segment
 
 _LAYERS = 4
@@ -38,7 +41,7 @@ class ToyModel:
     of 4 gives rows that approach the model's own as l grows.
     """
 
-    can = frozenset({"rollback", "tree", "early_exit", "invariant"})
+    can = frozenset({"rollback", "tree", "early_exit", "invariant", "lowbit"})
     num_layers = _LAYERS
     device = torch.device("cpu")
 
@@ -65,6 +68,13 @@ class ToyModel:
     def new_cache(self) -> Cache:
         """An empty cache."""
         return ToyCache()
+
+    def lowbit(self, settings: LowBit, calibration: Calibration) -> Twin:
+        """A table whose rows lie near this one's, the nearer the more bits it has; its caches are this table's."""
+        near = (self._seed, 1 - 2.0 ** (1 - settings.bits))
+        twin = _Narrow(self._seed + 104729, self.vocab_size, self._order, near, self.max_context, self._dtype)
+        twin.ids = vocabulary(self.vocab_size, settings, calibration.always, ())
+        return Twin(twin, twin.ids, 0)
 
     def row(self, prefix: Sequence[int], exit_layer: int | None = None) -> Tensor:
         """[V] logits behind the prefix; a shared tensor, not to be written to."""
@@ -121,6 +131,16 @@ class ToyModel:
             raise ValueError(f"cannot keep entries that a cache of {cache.length} does not hold")
         cache.tokens = cache.tokens[:length] + [cache.tokens[entry] for entry in keep]
         cache.shallow.clear()
+
+
+class _Narrow(ToyModel):
+    """A toy model with logits for some of its tokens."""
+
+    ids: Tensor | None = None
+
+    def _one(self, segment: Segment, exit_layer: int | None) -> Output:
+        logits = super()._one(segment, exit_layer).logits
+        return Output(logits if self.ids is None else logits[:, self.ids])
 
 
 def _noise(seed: int, prefix: tuple[int, ...], size: int) -> Tensor:

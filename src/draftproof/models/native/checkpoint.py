@@ -48,6 +48,12 @@ class Checkpoint:
     ) -> None:
         self._stack.close()
 
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """All of them, by name, as stored."""
+        for name in sorted(self._files):
+            with refusing(f"{name} of {self._folder} cannot be read"):
+                yield name, self._files[name].get_tensor(name)
+
     def __contains__(self, name: str) -> bool:
         return any(prefix + name in self._files for prefix in _PREFIXES)
 

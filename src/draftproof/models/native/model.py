@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from draftproof import _kernels
-from draftproof.contracts import Shared
+from draftproof.contracts import Shared, Twin
+from draftproof.models.lowbit.settings import Calibration, LowBit
 from draftproof.models.native.config import DecoderSpec
 from draftproof.models.native.need import kv
 from draftproof.models.native.shared import NativeShared
 from draftproof.types import Cache, InputError, Output, Segment
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What a model was made of: the folder, the structure whose matrices a copy may share, format, threads.
+
+    `copy` makes a copy at fewer bits, None for a model that is one.
+    """
+
+    folder: Path
+    config: _kernels.Config
+    weights: str
+    threads: int
+    copy: Callable[[NativeModel, _kernels.Model, LowBit, Calibration], Twin] | None = None
 
 
 class NativeModel:
@@ -22,39 +39,32 @@ class NativeModel:
     The cost of a forward is nearly flat in the number of tokens until arithmetic, not memory, is the limit.
     """
 
-    def __init__(
-        self,
-        name: str,
-        spec: DecoderSpec,
-        compiled: _kernels.Model,
-        config: _kernels.Config,
-        weights: str,
-        threads: int,
-    ) -> None:
-        """config: what the compiled model was built of."""
+    def __init__(self, name: str, spec: DecoderSpec, compiled: _kernels.Model, source: Source) -> None:
         self.name = name
-        self.threads = threads
+        self.threads = source.threads
         self.vocab_size = spec.vocab
         self.max_context: int | None = spec.max_context
         self.device = torch.device("cpu")
         self.num_layers = len(spec.layers)
-        self.can = frozenset({"rollback", "tree", "hidden", "early_exit", "invariant"})
-        self.dtype = weights
+        able = {"rollback", "tree", "hidden", "early_exit", "invariant"}
+        self.can = frozenset(able if source.copy is None else able | {"lowbit"})
+        self.dtype = source.weights
         self.isa: str = compiled.isa
-        self._spec = spec
-        self._compiled, self._config = compiled, config
+        self.spec, self.source = spec, source
+        self._compiled = compiled
+        self._row = source.config.head.outputs
 
     def memory(self) -> dict[str, int]:
         """Bytes: `weights`, `kv_per_token` of the layers that keep every token, `kv_window` of a request's others.
 
         `kv_window` is what the sliding-window layers of one request hold once their windows are full.
         """
-        each, window = kv(self._spec)
+        each, window = kv(self.spec)
         return {"weights": self._compiled.weight_bytes, "kv_per_token": each, "kv_window": window}
 
     def shared(self) -> Shared:
         """Weights for a trained head."""
-        return NativeShared(self._spec, self._config, self.dtype, self.isa, self.threads)
+        return NativeShared(self.spec, self.source.config, self.dtype, self.isa, self.threads)
 
     def new_cache(self) -> Cache:
         """An empty cache."""
@@ -86,9 +96,15 @@ class NativeModel:
         """Keep entries [0, length) and then `keep`, a path in the order of the text."""
         cache.rollback(length, list(keep))
 
+    def lowbit(self, settings: LowBit, calibration: Calibration) -> Twin:
+        """A copy at fewer bits over the same caches, for drafts; see `models.lowbit.settings`."""
+        if self.source.copy is None:
+            raise InputError(f"{self.name} is a copy at fewer bits already.")
+        return self.source.copy(self, self._compiled, settings, calibration)
+
     def _output(self, segment: Segment, layers: int) -> Output:
-        hidden = torch.empty(len(segment.tokens), layers, self._spec.hidden) if layers else None
-        return Output(torch.empty(segment.rows, self.vocab_size), hidden)
+        hidden = torch.empty(len(segment.tokens), layers, self.spec.hidden) if layers else None
+        return Output(torch.empty(segment.rows, self._row), hidden)
 
     def _call(self, segment: Segment, output: Output) -> tuple[Any, ...]:
         tokens: Tensor = segment.tokens.to(torch.int64).contiguous()

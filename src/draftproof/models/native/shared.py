@@ -16,7 +16,7 @@ from draftproof.models.native.pack import pack
 
 
 class NativeShared:
-    """`contracts.Shared` of a native model. Its products are bfloat16, float32 where the model's weights are."""
+    """`contracts.Shared` of a native model. Its products are int8, float32 where the model's weights are."""
 
     def __init__(self, spec: DecoderSpec, config: _kernels.Config, weights: str, isa: str, threads: int) -> None:
         self.width = spec.hidden
