@@ -41,7 +41,7 @@ struct Int8 {
   using Block = I16;
   static const std::uint8_t* bytes(const std::uint8_t* panel, int k) { return panel + kPanel * 4 + k * kPanel; }
   static Block block(const std::uint8_t* panel, int k) {
-    prefetch(bytes(panel, k) + 1024);
+    prefetch_far(bytes(panel, k) + kFar);
     return load_i32(bytes(panel, k));
   }
   static V16 weight(Block b, int j) { return to_float(shift_right_signed(shift_left(b, 24 - 8 * j), 24)); }
@@ -55,7 +55,7 @@ struct Int8Group {
   V16 scales() const { return load_f16(reinterpret_cast<const std::uint16_t*>(data)); }
   I16 block(int k) const {  // k a multiple of 4
     const std::uint8_t* p = data + 2 * kPanel + k * kPanel;
-    prefetch(p + 1024);
+    prefetch_far(p + kFar);
     return load_i32(p);
   }
 };
@@ -68,7 +68,7 @@ struct Int4Group {
   V16 minima() const { return load_f16(reinterpret_cast<const std::uint16_t*>(data) + kPanel); }
   I16 words(int k) const {  // k a multiple of 8
     const std::uint8_t* p = data + 4 * kPanel + k * kPanel / 2;
-    prefetch(p + 1024);
+    prefetch_far(p + kFar);
     return load_i32(p);
   }
 };

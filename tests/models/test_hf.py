@@ -152,7 +152,7 @@ def test_outputs_may_be_written_to(llama: Pair) -> None:
 def test_what_a_model_says_about_itself(pair: Pair) -> None:
     ours = pair.ours
     assert (ours.vocab_size, ours.num_layers, ours.max_context) == (VOCABULARY, 4, 2048)
-    assert ours.can == {"rollback", "tree", "hidden", "early_exit"} and ours.device == torch.device("cpu")
+    assert ours.can == {"rollback", "tree", "hidden", "early_exit", "lowbit"} and ours.device == torch.device("cpu")
     memory, config = ours.memory(), pair.own.config
     assert memory["weights"] >= sum(weight.numel() * 4 for weight in pair.own.parameters())
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * 4
