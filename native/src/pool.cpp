@@ -9,11 +9,12 @@ namespace {
 
 constexpr int kSpins = 4000;  // some 50 to 100 microseconds: longer than the gaps within a forward
 
-constexpr std::uint64_t pack(std::uint32_t count, std::uint32_t next) {
-  return static_cast<std::uint64_t>(count) << 32 | next;
+constexpr std::uint64_t pack(std::uint32_t first, std::uint32_t end) {
+  return static_cast<std::uint64_t>(end) << 32 | first;
 }
-constexpr std::uint32_t count_of(std::uint64_t ticket) { return static_cast<std::uint32_t>(ticket >> 32); }
-constexpr std::uint32_t next_of(std::uint64_t ticket) { return static_cast<std::uint32_t>(ticket); }
+constexpr std::uint32_t end_of(std::uint64_t items) { return static_cast<std::uint32_t>(items >> 32); }
+constexpr std::uint32_t first_of(std::uint64_t items) { return static_cast<std::uint32_t>(items); }
+constexpr bool any(std::uint64_t items) { return first_of(items) < end_of(items); }
 
 inline void pause() {
 #if defined(__x86_64__)
@@ -31,7 +32,7 @@ void back_off(int spin) {
 
 }  // namespace
 
-Pool::Pool(int threads) {
+Pool::Pool(int threads) : threads_(threads), ranges_(std::make_unique<Range[]>(static_cast<std::size_t>(threads))) {
   for (int worker = 1; worker < threads; ++worker) workers_.emplace_back([this, worker] { serve(worker); });
 }
 
@@ -45,15 +46,31 @@ Pool::~Pool() {
 }
 
 bool Pool::has_items() const {
-  const std::uint64_t ticket = ticket_.load(std::memory_order_seq_cst);
-  return next_of(ticket) < count_of(ticket);
+  for (int worker = 0; worker < threads(); ++worker)
+    if (any(ranges_[worker].items.load(std::memory_order_seq_cst))) return true;
+  return false;
+}
+
+// The next item of the thread's own range, or else the last of another's; -1 where none is left. What call_ and work_
+// are is read behind it: an item that was taken belongs to the job that is running.
+int Pool::take(int worker) {
+  for (int i = 0; i < threads(); ++i) {
+    std::atomic<std::uint64_t>& range = ranges_[(worker + i) % threads()].items;
+    std::uint64_t items = range.load(std::memory_order_acquire);
+    while (any(items)) {
+      const std::uint32_t first = first_of(items), end = end_of(items);
+      const std::uint64_t rest = i == 0 ? pack(first + 1, end) : pack(first, end - 1);
+      if (range.compare_exchange_weak(items, rest, std::memory_order_acq_rel, std::memory_order_acquire))
+        return static_cast<int>(i == 0 ? first : end - 1);
+    }
+  }
+  return -1;
 }
 
 bool Pool::take_one(int worker) {
-  if (!has_items()) return false;
-  const std::uint64_t ticket = ticket_.fetch_add(1, std::memory_order_acq_rel);
-  if (next_of(ticket) >= count_of(ticket)) return false;
-  call_(work_, static_cast<int>(next_of(ticket)), worker);
+  const int item = take(worker);
+  if (item < 0) return false;
+  call_(work_, item, worker);
   finished_.fetch_add(1, std::memory_order_release);
   return true;
 }
@@ -61,7 +78,11 @@ bool Pool::take_one(int worker) {
 void Pool::share(int count, Call call, void* work) {
   call_ = call, work_ = work;
   finished_.store(0, std::memory_order_relaxed);
-  ticket_.store(pack(static_cast<std::uint32_t>(count), 0), std::memory_order_seq_cst);
+  const auto bound = [&](int worker) {
+    return static_cast<std::uint32_t>(static_cast<long>(count) * worker / threads());
+  };
+  for (int worker = 0; worker < threads(); ++worker)
+    ranges_[worker].items.store(pack(bound(worker), bound(worker + 1)), std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
     {
       const std::lock_guard lock(gate_);

@@ -1,5 +1,6 @@
-// A few threads that share out numbered items. Made for a machine that others use too: items go to whoever is free, a
-// caller waits only for items already begun, spinning is bounded, and idle threads sleep.
+// A few threads that share out numbered items. Each begins with a range of its own, so that neighbouring items stream
+// from memory to one core, and then takes from the ends of the others' ranges. Made for a machine that others use too:
+// a caller waits only for items already begun, spinning is bounded, and idle threads sleep.
 #pragma once
 
 #include <atomic>
@@ -20,14 +21,14 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  int threads() const { return static_cast<int>(workers_.size()) + 1; }
+  int threads() const { return threads_; }
 
   // Calls work(item, worker) for every item in [0, count), the caller's thread being worker 0. One caller at a time:
   // hold `owner` around all calls that belong together.
   template <class Work>
   void run(int count, Work&& work) {
     using Plain = std::remove_reference_t<Work>;
-    if (count < 2 || workers_.empty()) {
+    if (count < 2 || threads_ == 1) {
       for (int item = 0; item < count; ++item) work(item, 0);
       return;
     }
@@ -41,14 +42,20 @@ class Pool {
  private:
   using Call = void (*)(void* work, int item, int worker);
 
+  // Items left in a thread's range, first and end in one word: taken from either side by one exchange.
+  struct alignas(64) Range {
+    std::atomic<std::uint64_t> items{0};
+  };
+
   void share(int count, Call call, void* work);
   bool take_one(int worker);
+  int take(int worker);
   bool has_items() const;
   void serve(int worker);
   void sleep();
 
-  // Count and next item lie in one word, so that a late thread can never pair one job's item with another's count.
-  std::atomic<std::uint64_t> ticket_{0};
+  const int threads_;
+  const std::unique_ptr<Range[]> ranges_;
   alignas(64) std::atomic<int> finished_{0};
   Call call_ = nullptr;
   void* work_ = nullptr;
