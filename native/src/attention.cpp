@@ -7,8 +7,8 @@
 namespace draftproof {
 namespace {
 
-constexpr int kLong = 256;   // entries from which a context is worth dividing among threads
-constexpr int kChunk = 256;  // entries scored as one item
+constexpr int kLong = 96;   // entries from which a context is worth dividing among threads
+constexpr int kChunk = 128;  // entries scored as one item
 
 }  // namespace
 
