@@ -166,4 +166,4 @@ def test_memory_is_reported(native_folders: dict[str, Path]) -> None:
     assert model.memory() == {"weights": 2 * matrices, "kv_per_token": 2 * 4 * 3 * 2 * 16, "kv_window": 0}
     sliding = native.load_native(native_folders["mistral"], threads=1).memory()
     assert sliding["kv_per_token"] == 0 and sliding["kv_window"] == 3 * (9 + 128) * 2 * 4 * 2 * 32
-    assert model.can == {"rollback", "tree", "hidden", "early_exit", "invariant"}
+    assert model.can == {"rollback", "tree", "hidden", "early_exit", "invariant", "lowbit"}
