@@ -147,6 +147,7 @@ def drafters() -> dict[str, Entry]:
             "the target's own weights at 4 bits, on the target's own cache",
             {**shape, "bits": int, "group": int, "vocab": int, "rounding": str},
             _lowbit,
+            guess=0.85,
         ),
     }
 
@@ -233,7 +234,7 @@ def load_drafter(spec: str, target: Loaded, place: Place = ON_CPU, gamma: int | 
     either it is `auto`, by cost, where the target's time is known, else a fixed one.
     """
     links = [_sized(specs.parse(link), target, gamma) for link in specs.links(spec, drafters())]
-    parts = [Part(make("drafter", drafters(), link, target, place), _looks(link), str(link)) for link in links]
+    parts = [_part(link, target, place) for link in links]
     auto = {link.options.get("gamma") == AUTO for link in links}
     if auto == {True}:
         drafter: Drafter = by_cost(parts, target.model)
@@ -249,17 +250,18 @@ def load_drafter(spec: str, target: Loaded, place: Place = ON_CPU, gamma: int | 
 def _sized(parsed: specs.Spec, target: Loaded, gamma: int | None) -> specs.Spec:
     """With its draft length written out. By cost even a short match is worth a look, since the odds judge it."""
     options = parsed.options
-    takes = "gamma" in find("drafter", drafters(), parsed.name).options
-    if takes and not {"gamma", "shape", "width", "nodes"} & set(options):
+    entry = find("drafter", drafters(), parsed.name)
+    if "gamma" in entry.options and not {"gamma", "shape", "width", "nodes"} & set(options):
         wanted = str(gamma) if gamma else AUTO if target.timed else None
         options = {**options, **({"gamma": wanted} if wanted else {})}
-    if _looks(parsed) and options.get("gamma") == AUTO:
+    if entry.looks and options.get("gamma") == AUTO:
         options = {"min": "1", **options}
     return replace(parsed, options=options)
 
 
-def _looks(parsed: specs.Spec) -> bool:
-    return find("drafter", drafters(), parsed.name).looks
+def _part(link: specs.Spec, target: Loaded, place: Place) -> Part:
+    entry = find("drafter", drafters(), link.name)
+    return Part(make("drafter", drafters(), link, target, place), entry.looks, str(link), entry.guess)
 
 
 def load_rule(name: str, drafter: Drafter) -> Rule | CoupledRule:

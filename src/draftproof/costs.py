@@ -37,11 +37,17 @@ _SETTLED = 0.05
 
 @dataclass(frozen=True)
 class Part:
-    """A drafter whose length is to follow cost. looks: its tokens cost no forward. spec: the name of its costs."""
+    """A drafter whose length is to follow cost.
+
+    looks  its tokens cost no forward
+    spec   the name of its costs
+    guess  the chance of its tokens, before a request has taught better
+    """
 
     drafter: Drafter
     looks: bool
     spec: str
+    guess: float
 
 
 def by_cost(parts: Sequence[Part], target: Model) -> Drafter:
@@ -53,7 +59,8 @@ def by_cost(parts: Sequence[Part], target: Model) -> Drafter:
     name = " ".join([target.name, target.dtype, str(target.device), "+".join(part.spec for part in paid)])
     drafts = [part.drafter for part in paid]
     known = remembered(name, cache_folder() / "costs", lambda: measure(target, drafts))
-    return AutoLength([part.drafter for part in parts if part.looks], drafts, known)
+    guesses = {part.drafter.name: part.guess for part in paid}
+    return AutoLength([part.drafter for part in parts if part.looks], drafts, known, guesses)
 
 
 def measure(target: Model, drafts: Sequence[Drafter], seconds: float = 1.5) -> Costs:

@@ -17,6 +17,7 @@ class Entry:
 
     argument: what stands behind the colon, "" where nothing may. A "spec" takes the options that are not listed.
     looks: a drafter whose tokens cost no forward and carry confidences.
+    guess: how often a drafter's tokens are taken, before a request has taught better; it begins to draft by that.
     need: the memory of a model, from the same arguments; None where that is next to nothing.
     """
 
@@ -25,6 +26,7 @@ class Entry:
     make: Callable[..., Any]
     argument: str = ""
     looks: bool = False
+    guess: float = 0.6
     need: Callable[..., Need] | None = None
 
 

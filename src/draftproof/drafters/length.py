@@ -10,8 +10,9 @@ What is written stays the target's: a length is settled before a token is drawn,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -27,6 +28,7 @@ _MEMORY = 0.97
 _DEEPEST_CLASS = 8
 _FIRST_WAIT = 8
 _LONGEST_WAIT = 256
+_NONE: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,12 @@ class AutoLength:
     always asked, and cut. drafts: at most one whose every token costs a forward: its length is settled beforehand.
     """
 
-    def __init__(self, looks: Sequence[Drafter], drafts: Sequence[Drafter], costs: Costs) -> None:
+    def __init__(
+        self, looks: Sequence[Drafter], drafts: Sequence[Drafter], costs: Costs, guesses: Mapping[str, float] = _NONE
+    ) -> None:
+        """guesses: the chance of a drafter's tokens before the request has taught better, by its name."""
         parts = (*looks, *drafts)
+        self.guesses = guesses
         self.looks, self.drafts, self.costs = tuple(looks), tuple(drafts), costs
         self.name = "+".join(part.name for part in parts)
         self.layers = tuple(sorted({layer for part in parts for layer in part.layers}))
@@ -197,7 +203,8 @@ class _Sized:
 
     def _at_depth(self, name: str, depth: int) -> float:
         """The chance at a depth, drawn towards that of all depths together."""
-        return self.odds.chance(name, min(depth, _DEEPEST_CLASS), self.odds.chance(name, 0, _GUESS))
+        guess = self.drafter.guesses.get(name, _GUESS)
+        return self.odds.chance(name, min(depth, _DEEPEST_CLASS), self.odds.chance(name, 0, guess))
 
     def _try_again(self, choice: Choice) -> Choice:
         """What is never tried is never learned: one draft token now and then, at twice the distance each time."""
