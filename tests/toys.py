@@ -8,8 +8,9 @@ from functools import cache
 from draftproof.contracts import Drafter, Rule
 from draftproof.drafters.chained import ChainedDrafter
 from draftproof.drafters.children import Shape
+from draftproof.drafters.cost_curves import Costs, Curve
 from draftproof.drafters.early_exit import EarlyExitDrafter
-from draftproof.drafters.length import AutoLength, Costs, Curve
+from draftproof.drafters.length import AutoLength
 from draftproof.drafters.lowbit import LowBitDrafter
 from draftproof.drafters.model import ModelDrafter
 from draftproof.drafters.ngram import NgramDrafter

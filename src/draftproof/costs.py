@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from draftproof.contracts import Ask, Drafter, DraftSession, Model
-from draftproof.drafters.length import AUTO_GAMMA, AutoLength, Costs, Curve
+from draftproof.drafters.cost_curves import Costs, Curve
+from draftproof.drafters.length import AUTO_GAMMA, AutoLength
 from draftproof.engine import Engine
 from draftproof.files import cache_folder, read_object
 from draftproof.request import Request
@@ -60,7 +61,7 @@ def by_cost(parts: Sequence[Part], target: Model) -> Drafter:
     drafts = [part.drafter for part in paid]
     known = remembered(name, cache_folder() / "costs", lambda: measure(target, drafts))
     guesses = {part.drafter.name: part.guess for part in paid}
-    return AutoLength([part.drafter for part in parts if part.looks], drafts, known, guesses)
+    return AutoLength([part.drafter for part in parts if part.looks], drafts, known, guesses, time.perf_counter)
 
 
 def measure(target: Model, drafts: Sequence[Drafter], seconds: float = 1.5) -> Costs:

@@ -14,7 +14,8 @@ from toys import COSTS, near, run, shared_target
 from draftproof import costs
 from draftproof.contracts import Ask
 from draftproof.drafters.children import Shape
-from draftproof.drafters.length import AutoLength, Costs, Curve, best_depth
+from draftproof.drafters.cost_curves import Costs, Curve, Tuned
+from draftproof.drafters.length import AutoLength, best_depth
 from draftproof.drafters.model import ModelDrafter
 from draftproof.drafters.null import NullDrafter
 from draftproof.engine import Engine
@@ -115,6 +116,73 @@ def test_a_perfect_drafter_is_asked_for_all_that_pays(sure: bool, knee: int) -> 
     steps = steps_with(made, SamplingParams(max_tokens=400))
     assert [step.num_draft_tokens for step in steps[-12:-2]] == [knee - 1] * 10
     assert all(step.num_accepted_tokens == step.num_draft_tokens for step in steps[:-2])
+
+
+@given(st.floats(0.4, 2.5), st.floats(0.4, 2.5), st.floats(0.4, 2.5))
+def test_costs_follow_a_machine_that_has_changed(base: float, slope: float, dear: float) -> None:
+    tuned = Tuned(COSTS)
+    for depth in (0, 5, 11) * 40:
+        seconds = base + slope * (COSTS.verify.at(1 + depth) - COSTS.verify.at(1))
+        tuned.learn(depth, "model", dear * COSTS.drafts["model"].at(depth), seconds)
+    for depth in (0, 2, 5, 11):
+        drafted = dear * COSTS.drafts["model"].at(depth) if depth else 0.0
+        expected = base + slope * (COSTS.verify.at(1 + depth) - COSTS.verify.at(1)) + drafted
+        assert tuned.step(depth, "model") == pytest.approx(expected, rel=0.15, abs=0.1)
+
+
+def test_one_kind_of_step_moves_the_whole_curve_and_one_slow_step_hardly_anything() -> None:
+    tuned = Tuned(COSTS)
+    for _ in range(200):
+        tuned.learn(0, "", 0.0, 1.5)
+    assert tuned.step(0, "") == pytest.approx(1.5, rel=0.05)
+    assert tuned.step(11, "") == pytest.approx(0.5 + COSTS.verify.at(12), rel=0.1)
+    tuned.learn(0, "", 0.0, 1000.0)
+    assert tuned.step(0, "") < 2.0
+
+
+class Machine:
+    """A clock under which verifying n draft tokens takes `dear` plain steps each, whatever was measured."""
+
+    def __init__(self, dear: float) -> None:
+        self.now, self.dear = 0.0, dear
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(("rule", "follows"), [(CoupledRule(), True), (BlockRule(), False)])
+def test_the_clock_decides_only_where_no_length_can_change_the_text(
+    rule: CoupledRule | BlockRule, follows: bool
+) -> None:
+    """Measured free, in truth a plain step each: drafting ends under the coupled rule; block's lengths stay."""
+    free = Costs(Curve(((1, 1.0), (17, 1.0))), {"model": Curve(((1, 0.0), (16, 0.0)))})
+
+    def steps_by(clock: Machine | None) -> list[int]:
+        made = AutoLength([], [ModelDrafter(near(shared_target()), 16, Shape.of(6))], free, clock=clock)
+        engine = Engine(shared_target(), made, rule)
+        request = engine.submit([0, 1, 0], SamplingParams(temperature=1.0, max_tokens=300, seed=3))
+        drafted = []
+        while request.finish_reason is None:
+            (step,) = engine.step([request])
+            drafted.append(step.num_draft_tokens)
+        return drafted
+
+    unclocked = steps_by(None)
+    clock = Machine(2.0)
+    target = shared_target()
+    forward = target.forward
+
+    def slow(segments: Sequence[Any], *rest: Any, **more: Any) -> Any:
+        clock.now += 1.0 + clock.dear * (sum(segment.rows for segment in segments) - 1)
+        return forward(segments, *rest, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, "forward", slow)
+        clocked = steps_by(clock)
+    if follows:
+        assert sum(clocked[100:]) < 0.2 * sum(unclocked[100:])
+    else:
+        assert clocked == unclocked
 
 
 def test_a_drafter_that_gets_better_is_found_again() -> None:

@@ -10,8 +10,8 @@ What is written stays the target's: a length is settled before a token is drawn,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from draftproof import tree
 from draftproof.contracts import Ask, Drafter, DraftSession
+from draftproof.drafters.cost_curves import Costs, Tuned
 from draftproof.types import Proposal, chain
 
 AUTO_GAMMA = 24
@@ -29,43 +30,6 @@ _DEEPEST_CLASS = 8
 _FIRST_WAIT = 8
 _LONGEST_WAIT = 256
 _NONE: Mapping[str, float] = MappingProxyType({})
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Seconds by a count, as measured at some counts: linear between and behind them, never falling.
-
-    Other programs only ever add time, so a count costs no more than what a larger one took.
-    """
-
-    points: tuple[tuple[int, float], ...]
-
-    def __post_init__(self) -> None:
-        counts = [count for count, _ in self.points]
-        if not counts or counts != sorted(set(counts)) or any(not seconds >= 0 for _, seconds in self.points):
-            raise ValueError("a cost curve needs ascending counts with seconds of at least 0")
-
-    def at(self, count: float) -> float:
-        """Seconds at this count."""
-        rising = [(at, min(seconds for _, seconds in self.points[i:])) for i, (at, _) in enumerate(self.points)]
-        if count <= rising[0][0] or len(rising) == 1:
-            return rising[0][1]
-        upper = next((i for i, (at, _) in enumerate(rising) if at >= count), len(rising) - 1)
-        (x0, y0), (x1, y1) = rising[upper - 1], rising[upper]
-        return y0 + (y1 - y0) * (count - x0) / (x1 - x0)
-
-
-@dataclass(frozen=True)
-class Costs:
-    """verify: seconds of a step that puts so many tokens to the target. drafts: by drafter, of so many draft tokens."""
-
-    verify: Curve
-    drafts: dict[str, Curve] = field(default_factory=dict)
-
-    def step(self, depth: int, drafter: str, requests: int = 1) -> float:
-        """A request's share of a step in which `requests` of them draft `depth` tokens each."""
-        draft = self.drafts[drafter].at(depth) if depth and drafter in self.drafts else 0.0
-        return self.verify.at(requests * (1 + depth)) / requests + draft
 
 
 class Odds:
@@ -112,7 +76,7 @@ class Choice:
     drafter: str = ""
 
 
-def best_depth(chances: Sequence[float], costs: Costs, drafter: str, rate: float, requests: int = 1) -> Choice:
+def best_depth(chances: Sequence[float], costs: Costs | Tuned, drafter: str, rate: float, requests: int = 1) -> Choice:
     """The depth 0 ... len(chances) of the largest worth; chances[i]: of token i + 1 once the i before it are taken."""
     choice = Choice(1 - rate * costs.step(0, drafter, requests), 0, drafter)
     expected = reach = 1.0
@@ -133,11 +97,19 @@ class AutoLength:
     """
 
     def __init__(
-        self, looks: Sequence[Drafter], drafts: Sequence[Drafter], costs: Costs, guesses: Mapping[str, float] = _NONE
+        self,
+        looks: Sequence[Drafter],
+        drafts: Sequence[Drafter],
+        costs: Costs,
+        guesses: Mapping[str, float] = _NONE,
+        clock: Callable[[], float] | None = None,
     ) -> None:
-        """guesses: the chance of a drafter's tokens before the request has taught better, by its name."""
+        """guesses: the chance of a drafter's tokens before the request has taught better, by its name.
+
+        clock: in seconds; with it the costs follow the steps' own times wherever no length can change the text.
+        """
         parts = (*looks, *drafts)
-        self.guesses = guesses
+        self.guesses, self.clock, self.tuned = guesses, clock, Tuned(costs)
         self.looks, self.drafts, self.costs = tuple(looks), tuple(drafts), costs
         self.name = "+".join(part.name for part in parts)
         self.layers = tuple(sorted({layer for part in parts for layer in part.layers}))
@@ -152,6 +124,7 @@ class AutoLength:
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         """Look-ups for all, cut to what pays; the other drafter for the requests in which it promises more."""
         own = [ask.session for ask in asks if isinstance(ask.session, _Sized)]
+        begun = self._now()
         looked = [
             part.propose([_for(ask, session, i) for ask, session in zip(asks, own, strict=True)])
             for i, part in enumerate(self.looks)
@@ -169,7 +142,15 @@ class AutoLength:
         named = [replace(one, drafter=choice.drafter) for one, choice in zip(made, choices, strict=True)]
         for session, proposal in zip(own, named, strict=True):
             session.proposed = proposal
+            session.times = (begun, self._now()) if len(asks) == 1 else None
         return named
+
+    def _now(self) -> float:
+        return 0.0 if self.clock is None else self.clock()
+
+    def costs_for(self, ask: Ask) -> Costs | Tuned:
+        """Those measured where another length would be another text: the clock must not decide on that."""
+        return self.tuned if self.clock is not None and _free(ask) else self.costs
 
 
 class _Sized:
@@ -178,17 +159,20 @@ class _Sized:
     def __init__(self, drafter: AutoLength, sessions: list[DraftSession], nothing: Proposal) -> None:
         self.drafter, self.sessions = drafter, sessions
         self.odds = Odds()
-        plain = drafter.costs.step(0, "")
-        self.pace = Pace(_FIRST_WAIT, _FIRST_WAIT * plain)
+        self.pace: Pace | None = None
         self.proposed: Proposal | None = None
+        self.times: tuple[float, float] | None = None
         self._nothing, self._looked = nothing, dict[str, Proposal]()
-        self._cost, self._at = plain, 0
+        self._cost, self._at = 0.0, 0
         self._idle, self._wait = 0, _FIRST_WAIT
 
     def settle(self, ask: Ask, looked: Sequence[Proposal], requests: int) -> Choice:
         """What pays best now. Lengths that could change the text must not depend on who else is in the call."""
-        alike = requests if ask.coupled or ask.policy.greedy else 1
-        drafter, costs, rate = self.drafter, self.drafter.costs, self.pace.rate
+        alike = requests if _free(ask) else 1
+        drafter, costs = self.drafter, self.drafter.costs_for(ask)
+        if self.pace is None:
+            self.pace = Pace(_FIRST_WAIT, _FIRST_WAIT * costs.step(0, ""))
+        rate = self.pace.rate
         self._looked = {part.name: found for part, found in zip(drafter.looks, looked, strict=True)}
         choice = Choice(1 - rate * costs.step(0, "", alike))
         for name, found in self._looked.items():
@@ -233,10 +217,11 @@ class _Sized:
         proposed = None
         if len(context) > self._at:
             proposed, self.proposed = self.proposed, None
-        if proposed is not None:
+        if proposed is not None and self.pace is not None:
             new = context[self._at :]
             self.pace.add(len(new), self._cost)
             self._learn(new, proposed, drafted)
+            self._time(proposed)
         for part, session in zip((*self.drafter.looks, *self.drafter.drafts), self.sessions, strict=True):
             made_here = proposed is not None and proposed.drafter == part.name
             session.observe(context, drafted if made_here else (), self._states(part, hidden))
@@ -253,10 +238,23 @@ class _Sized:
                 self.odds.learn(proposed.drafter, min(depth, _DEEPEST_CLASS), taken)
         self._looked = {}
 
+    def _time(self, proposed: Proposal) -> None:
+        """What the step took is known when its tokens come back."""
+        now = self.drafter.clock
+        if now is not None and self.times is not None:
+            begun, sent = self.times
+            self.drafter.tuned.learn(len(proposed), proposed.drafter, sent - begun, now() - sent)
+        self.times = None
+
     def _states(self, part: Drafter, hidden: Tensor | None) -> Tensor | None:
         if hidden is None or not part.layers:
             return None
         return hidden[:, [self.drafter.layers.index(layer) for layer in part.layers]]
+
+
+def _free(ask: Ask) -> bool:
+    """Is the text the same whatever is drafted?"""
+    return ask.coupled or ask.policy.greedy
 
 
 def _for(ask: Ask, session: _Sized, part: int, depth: int | None = None) -> Ask:
