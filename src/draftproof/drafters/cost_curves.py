@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 _FADE = 0.95
 _PRIOR = 2.0
-_PULL = 0.5
+_PLAIN_EVERY = 64
+_FLATTEST = 0.03
 _MOST = 3.0
 _LEAST = 0.2
 
@@ -52,46 +53,55 @@ class Tuned:
     """Costs that follow what steps take while they run: a machine changes under its other programs, and a long context
     costs more than the short one that was measured.
 
-    The verification of n tokens is taken as u V(1) + v (V(n) - V(1)), by least squares over the latest steps, which
-    fade; that of drafts as w D(n). u = v = w = 1, the measured curves, counts as a few steps.
+    The verification of n tokens is taken as u V(1) + v (V(n) - V(1)): u from plain steps alone, v from the others by
+    least squares, both from steps that fade; drafts as w D(n). The measured curves, u = v = w = 1, count as a few steps.
     """
 
     def __init__(self, costs: Costs) -> None:
         self.measured = costs
-        self._plain = costs.verify.at(1)
-        # Weight, x, x², y, xy of the steps seen: x of the larger counts' extra, y of seconds, both in plain steps.
-        self._sums = [0.0] * 5
+        self._unit = costs.verify.at(1)
+        self._plain = self._others = (_PRIOR, _PRIOR)
         self._drafts: dict[str, tuple[float, float]] = {}
+        self._since = 0
+
+    @property
+    def stale(self) -> bool:
+        """Has there been no plain step for long? Without them nobody knows what plain decoding would take."""
+        return self._since >= _PLAIN_EVERY
 
     def step(self, depth: int, drafter: str, requests: int = 1) -> float:
         """As `Costs.step`."""
         draft = 0.0
         if depth and drafter in self.measured.drafts:
-            seconds, expected = self._drafts.get(drafter, (_PRIOR, _PRIOR))
-            draft = self.measured.drafts[drafter].at(depth) * seconds / expected
+            draft = self.measured.drafts[drafter].at(depth) * _mean(self._drafts.get(drafter, (_PRIOR, _PRIOR)))
         return self._verify(requests * (1 + depth)) / requests + draft
 
     def learn(self, depth: int, drafter: str, draft: float, verify: float) -> None:
         """One more step of one request: seconds of its draft and of all that followed."""
         # A step that took ten times as long met another program, which says little of the next.
-        expected = self._verify(1 + depth)
-        self._sums = [_FADE * total for total in self._sums]
-        self._add(self._extra(1 + depth), min(verify, _MOST * expected) / self._plain, 1.0)
+        seen = min(verify, _MOST * self._verify(1 + depth)) / self._unit
+        if depth == 0:
+            self._plain, self._since = _faded(self._plain, seen, 1.0), 0
+            return
+        x = self._extra(1 + depth)
+        self._others, self._since = _faded(self._others, x * (seen - _mean(self._plain)), x * x), self._since + 1
         curve = self.measured.drafts.get(drafter)
-        if curve is not None and depth and curve.at(depth):
+        if curve is not None and curve.at(depth):
             before = self._drafts.get(drafter, (_PRIOR, _PRIOR))
-            share = min(draft / curve.at(depth), _MOST)
-            self._drafts[drafter] = (_FADE * before[0] + share, _FADE * before[1] + 1)
+            self._drafts[drafter] = _faded(before, min(draft / curve.at(depth), _MOST), 1.0)
 
     def _extra(self, count: int) -> float:
-        return self.measured.verify.at(count) / self._plain - 1
-
-    def _add(self, x: float, y: float, weight: float) -> None:
-        self._sums = [total + weight * part for total, part in zip(self._sums, (1, x, x * x, y, x * y), strict=True)]
+        # A curve measured as flat could not be corrected where it turns out to rise.
+        return max(self.measured.verify.at(count) / self._unit - 1, _FLATTEST * (count - 1))
 
     def _verify(self, count: int) -> float:
-        # Base and slope are both drawn towards 1, since one kind of step alone fixes but one of them.
-        n, x, xx, y, xy = (total + _PULL * part for total, part in zip(self._sums, (1, 0, 1, 1, 1), strict=True))
-        slope = max(_LEAST, (n * xy - x * y) / (n * xx - x * x))
-        base = max(_LEAST, (y - slope * x) / n)
-        return self._plain * (base + slope * self._extra(count))
+        return self._unit * (_mean(self._plain) + max(_LEAST, _mean(self._others)) * self._extra(count))
+
+
+def _faded(sums: tuple[float, float], above: float, below: float) -> tuple[float, float]:
+    """Sums above and below the line of a mean, with one more in them."""
+    return _FADE * sums[0] + above, _FADE * sums[1] + below
+
+
+def _mean(sums: tuple[float, float]) -> float:
+    return sums[0] / sums[1]

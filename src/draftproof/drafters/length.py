@@ -182,6 +182,8 @@ class _Sized:
             chances = [self._at_depth(part.name, depth) for depth in range(1, min(ask.depth, part.gamma) + 1)]
             choice = max(choice, best_depth(chances, costs, part.name, rate, alike), key=lambda one: one.worth)
         choice = self._try_again(choice)
+        if costs is drafter.tuned and drafter.tuned.stale:
+            choice = Choice(choice.worth)
         self._cost, self._at = costs.step(choice.depth, choice.drafter, alike), len(ask.context)
         return choice
 
