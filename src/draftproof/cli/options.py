@@ -50,9 +50,10 @@ class ModelOptions:
         str,
         _model(
             metavar="SPEC",
-            help="null, ngram, model:hf:FOLDER, early-exit:layer=N, lowbit, ngram+lowbit; see draftproof list.",
+            help="null, ngram, model:hf:FOLDER, early-exit:layer=N, eagle:FOLDER, lowbit; see draftproof list. Without it "
+            "ngram+lowbit for the demo's model, ngram for others.",
         ),
-    ] = "ngram"
+    ] = ""
     rule: Annotated[str, _model(metavar="NAME", help="Verification rule: auto, token, block, tree or coupled.")] = (
         "auto"
     )

@@ -115,11 +115,12 @@ def load(options: ModelOptions, texts: Texts = Texts(), rooms: Callable[[str], R
     """
     place = settle(options.device, options.dtype, options.threads)
     spec = named(options.target, place)
-    needs = catalog.needs(spec, options.drafter, place)
+    drafter = options.drafter or default_drafter(options.target, spec, options.speculative)
+    needs = catalog.needs(spec, drafter, place)
     refuse_beyond(needs, texts.tokens, texts.requests, rooms)
     target = load_target(spec, place)
     with reporting(place, "loading the drafter; once a machine, measuring what a step costs") as place:
-        engine = catalog.engine_for(target, options.drafter, options.rule, place, options.gamma)
+        engine = catalog.engine_for(target, drafter, options.rule, place, options.gamma)
     if needs:
         show.notice(f"memory: {listed(needs, texts.tokens, texts.requests)}")
     return Setup(engine, target, options, needs)
@@ -150,6 +151,14 @@ def threads_of(model: Model) -> int:
 def named(spec: str, place: Place) -> str:
     """The spec, that of the demo's model for an empty one."""
     return spec or f"{default_backend(place)}:{demo_folder()}"
+
+
+def default_drafter(target: str, spec: str, speculative: bool = True) -> str:
+    """For the demo's model on our own kernels what was fastest there (results/); elsewhere what needs no preparation.
+
+    spec: that of the target as `named` gives it.
+    """
+    return "ngram+lowbit" if not target and spec.startswith("native:") and speculative else "ngram"
 
 
 def load_target(spec: str, place: Place) -> Loaded:

@@ -54,7 +54,7 @@ class Tuned:
     costs more than the short one that was measured.
 
     The verification of n tokens is taken as u V(1) + v (V(n) - V(1)): u from plain steps alone, v from the others by
-    least squares, both from steps that fade; drafts as w D(n). The measured curves, u = v = w = 1, count as a few steps.
+    least squares, both fading; drafts as w D(n). The measured curves, with u = v = w = 1, count as a few steps.
     """
 
     def __init__(self, costs: Costs) -> None:
