@@ -50,8 +50,8 @@ class ModelOptions:
         str,
         _model(
             metavar="SPEC",
-            help="null, ngram, model:hf:FOLDER, early-exit:layer=N, eagle:FOLDER, lowbit; see draftproof list. Without it "
-            "ngram+lowbit for the demo's model, ngram for others.",
+            help="null, ngram, model:hf:FOLDER, early-exit:layer=N, eagle:FOLDER, lowbit; see draftproof list. Without"
+            " it ngram+lowbit for the demo's model, ngram for others.",
         ),
     ] = ""
     rule: Annotated[str, _model(metavar="NAME", help="Verification rule: auto, token, block, tree or coupled.")] = (
