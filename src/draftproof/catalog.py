@@ -135,7 +135,10 @@ def drafters() -> dict[str, Entry]:
         ),
         "model": Entry("a separate draft model: model:hf:PATH", shape, _model, "spec"),
         "early-exit": Entry(
-            "the target's first layers with its own norm and head", {**shape, "layer": int}, _early_exit
+            "the target's first layers with its own norm and head",
+            {**shape, "layer": int},
+            _early_exit,
+            wants="early_exit",
         ),
         "eagle": Entry(
             "a trained head on the target's states: EAGLE-1, EAGLE-3, speculators",
@@ -147,6 +150,7 @@ def drafters() -> dict[str, Entry]:
             "the target's own weights at 4 bits, on the target's own cache",
             {**shape, "bits": int, "group": int, "vocab": int, "rounding": str},
             _lowbit,
+            wants="lowbit",
         ),
     }
 

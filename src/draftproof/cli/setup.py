@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from draftproof import catalog
+from draftproof.bench.forecast import recall
 from draftproof.catalog import Loaded, Place
 from draftproof.cli import show
 from draftproof.cli.options import ModelOptions
@@ -23,7 +24,7 @@ from draftproof.prompts import Prompt
 from draftproof.run import tokenizer
 from draftproof.stats import Stats
 from draftproof.text import Text
-from draftproof.types import InputError, Step
+from draftproof.types import InputError, SamplingParams, Step
 
 _HOPELESS_STEPS = 32
 _TEMPLATE = 128  # tokens of a chat template, at most as a rule
@@ -76,6 +77,19 @@ class Setup:
         if max_tokens < 3:
             return f"max tokens {max_tokens} leaves no room for a draft token"
         return None
+
+    def forewarning(self, params: SamplingParams) -> str | None:
+        """A sentence where `draftproof check` found that this drafting costs more than it brings; nothing is run."""
+        if self.drafting_off(params.max_tokens) or (params.temperature and self.engine.rule.name != "coupled"):
+            return None
+        options = self.options
+        known = recall(self.target.model, options.drafter, options.gamma, params.temperature)
+        if known is None or known.high >= 1:
+            return None
+        return (
+            f"draftproof check expects {options.drafter} to be slower than plain decoding here, {known.value:.2f} times"
+            f" as fast ({known.low:.2f} to {known.high:.2f}): take another drafter, or --no-speculative."
+        )
 
     def check_room(self, prompt: int, max_tokens: int, rooms: Callable[[str], Room] = room_on) -> None:
         """InputError for a prompt of so many tokens whose KV caches do not fit into what is free now."""
@@ -180,17 +194,21 @@ def demo_folder() -> str:
 
 
 class Watch:
-    """Looks at the steps of a run and warns once when drafting is no use."""
+    """Warns before a run when drafting is known to be no use, looks at its steps, and warns once when they say so."""
 
-    def __init__(self) -> None:
+    def __init__(self, forewarning: str | None = None) -> None:
         self.warnings: list[str] = []
+        self._hopeless = False
         self._seen = Stats()
+        if forewarning is not None:
+            self._warn(forewarning)
 
     def see(self, step: Step) -> None:
         """Count a step."""
         self._seen.add(step)
         drafted, steps = self._seen.draft_tokens, self._seen.drafted_steps
-        if steps == _HOPELESS_STEPS and not self._seen.accepted_tokens and not self.warnings:
+        if steps == _HOPELESS_STEPS and not self._seen.accepted_tokens and not self._hopeless:
+            self._hopeless = True
             self._warn(
                 f"none of {drafted} draft tokens was accepted in {steps} steps: this drafter only costs"
                 " time here; try another one, or --no-speculative."

@@ -60,10 +60,13 @@ class Costs:
     verify: Curve
     drafts: dict[str, Curve] = field(default_factory=dict)
 
+    def draft(self, depth: int, drafter: str) -> float:
+        """Seconds of drafting so many tokens; none for a drafter that looks up."""
+        return self.drafts[drafter].at(depth) if depth and drafter in self.drafts else 0.0
+
     def step(self, depth: int, drafter: str, requests: int = 1) -> float:
         """A request's share of a step in which `requests` of them draft `depth` tokens each."""
-        draft = self.drafts[drafter].at(depth) if depth and drafter in self.drafts else 0.0
-        return self.verify.at(requests * (1 + depth)) / requests + draft
+        return self.verify.at(requests * (1 + depth)) / requests + self.draft(depth, drafter)
 
 
 class Odds:
