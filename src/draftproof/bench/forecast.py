@@ -42,11 +42,13 @@ class Candidate:
     """A drafter that is forecast: its parts by cost, and the look-ups of each fixed length.
 
     links  the parts' specs in their order; looks(link, gamma): a look-up, None for a part whose tokens cost a forward
+    gamma  a fixed length that is wanted in any case
     """
 
     links: tuple[str, ...]
     auto: AutoLength
     looks: Callable[[str, int], Drafter | None] = lambda link, gamma: None
+    gamma: int | None = None
 
     @property
     def spec(self) -> str:
@@ -106,12 +108,13 @@ def candidates(target: Loaded, place: Place, spec: str | None = None) -> list[Ca
     def load(link: str) -> AutoLength:
         drafter = catalog.load_drafter(link, replace(target, timed=True), place)
         if not isinstance(drafter, AutoLength):
-            raise InputError(f"trees and shapes are not forecast: draftproof bench run --drafter {link} measures it.")
+            raise InputError(f"shapes are not forecast: measure {link} by draftproof bench run.")
         return drafter
 
     if spec is not None:
-        bare, _ = without_gamma(spec)
-        return [Candidate(tuple(specs.links(bare, catalog.drafters())), load(bare), looks)]
+        bare, given = without_gamma(spec)
+        gamma = None if given in (None, AUTO) else _number(str(given))
+        return [Candidate(tuple(specs.links(bare, catalog.drafters())), load(bare), looks, gamma)]
     loaded: dict[str, AutoLength] = {}
     for name in possible(catalog.drafters(), target.model.can):
         links = name.split("+")
@@ -123,6 +126,14 @@ def _joined(parts: Sequence[AutoLength]) -> AutoLength:
     """Look-ups before one drafter, at the costs of that drafter."""
     drafts = [draft for part in parts for draft in part.drafts]
     return AutoLength([look for part in parts for look in part.looks], drafts, parts[-1].costs)
+
+
+def _number(gamma: str) -> int:
+    if not gamma.isdecimal() or not 1 <= int(gamma) <= AUTO_GAMMA:
+        raise InputError(
+            f"a draft length that can be forecast is auto or a number from 1 to {AUTO_GAMMA}, not {gamma}."
+        )
+    return int(gamma)
 
 
 def without_gamma(spec: str) -> tuple[str, str | None]:
@@ -140,7 +151,7 @@ def forecasts(
 
     progress: what is being done, and the share of that.
     """
-    depths = {part.name: (part, _deepest(one.auto.costs, part)) for one in made for part in one.auto.drafts}
+    depths = {part.name: (part, _deepest(one, part)) for one in made for part in one.auto.drafts}
     writing = Writing(
         params, target.text, lambda share: progress("letting the target write, and drafters guess", share)
     )
@@ -156,8 +167,8 @@ def forecasts(
 
 def forecast(candidate: Candidate, written: Sequence[Transcript], deepest: int) -> Forecast:
     """What is to be expected of one candidate with lengths by cost, and with fixed ones up to the deepest."""
-    gammas = [None, *(gamma for gamma in _GAMMAS if gamma < deepest), deepest]
-    lengths = tuple(_length(candidate, gamma, written) for gamma in gammas)
+    fixed = {gamma for gamma in (*_GAMMAS, candidate.gamma) if gamma is not None and gamma < deepest} | {deepest}
+    lengths = tuple(_length(candidate, gamma, written) for gamma in [None, *sorted(fixed)])
     return Forecast(candidate.spec, candidate.auto.costs, lengths)
 
 
@@ -205,15 +216,16 @@ def _curve(costs: Costs) -> dict[int, float]:
     return {rows: costs.verify.at(rows) / costs.verify.at(1) for rows in range(1, AUTO_GAMMA + 2)}
 
 
-def _deepest(costs: Costs, part: Drafter) -> int:
-    """The draft length that would be best if nearly all were accepted, and some that are usual in any case."""
+def _deepest(candidate: Candidate, part: Drafter) -> int:
+    """The draft length that would be best if nearly all were accepted; no less than what is usual, or wanted."""
+    costs = candidate.auto.costs
     curve, unit = _curve(costs), costs.verify.at(1)
 
     def hoped(gamma: int) -> float:
         return predict.from_alpha({(gamma, gamma): 1}, _HOPED, costs.draft(gamma, part.name) / unit, curve)
 
     most = min(part.gamma, AUTO_GAMMA)
-    return min(most, max(_LEAST, max(range(1, most + 1), key=hoped)))
+    return min(most, max(_LEAST, candidate.gamma or 1, max(range(1, most + 1), key=hoped)))
 
 
 def remember(model: Model, temperature: float, made: Sequence[Forecast]) -> None:

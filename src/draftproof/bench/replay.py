@@ -115,7 +115,7 @@ class Told:
 
 
 class _Listener:
-    """Drafters that are asked in every step and never heard: the target goes on alone, what they say is written down."""
+    """Drafters that are asked in every step, and of which only a note is taken: the target goes on alone."""
 
     name = "listener"
     draws = branches = False

@@ -103,9 +103,13 @@ class Fit:
 
 def _fit(spec: str, target: Loaded, place: Place) -> tuple[Fit, dict[str, dict[str, Any]]]:
     """Does this drafter fit the target, and the facts of its model, which is let go again."""
-    from draftproof import catalog
+    from draftproof import catalog, specs
     from draftproof.cli import setup
+    from draftproof.entries import find, split
 
+    for link in map(specs.parse, specs.links(spec, catalog.drafters())):
+        entry = find("drafter", catalog.drafters(), link.name)
+        specs.convert(split(link, entry), entry.options)
     model = catalog.inner(spec)
     if model is None:
         return Fit(spec, None, _drafter(spec, target, place)), {}

@@ -20,7 +20,7 @@ from draftproof.drafters.length import AUTO_GAMMA
 from draftproof.types import InputError, SamplingParams
 
 _PER_CATEGORY = 4
-_ROWS = (1, 2, 4, 6, 8, 12, 16)
+_ROWS = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
@@ -147,15 +147,16 @@ def show_outlook(seen: Outlook) -> None:
         out.print(f"no forecast: {seen.note}")
         return
     question = seen.question
-    how = "greedy" if not question.temperature else f"temperature {question.temperature:g}, rule coupled"
-    size = f"{len(seen.items)} prompts, {question.max_tokens} new tokens at most, {how}"
+    how = "greedy" if not question.temperature else f"temperature {question.temperature:g}, coupled"
+    size = f"{len(seen.items)} prompts, up to {question.max_tokens} new tokens, {how}"
     out.print(f"Forecast of decoding: {size}", style="bold")
     out.print(_costs(seen.made))
     out.print()
-    rows = show.table("drafter", ">γ", ">speed-up", ">95 % interval", ">tokens/call", ">accepted", "")
+    rows = show.table("drafter", ">γ", ">speed-up", ">95 % interval", ">tokens/call", "")
     rows.columns[0].no_wrap = True
+    asked = None if question.drafter is None else forecast.without_gamma(question.drafter)[1]
     for one in seen.made:
-        _add(rows, one)
+        _add(rows, one, asked)
     out.print(rows)
     out.print()
     for note in seen.notes:
@@ -166,20 +167,22 @@ def show_outlook(seen: Outlook) -> None:
 def _costs(made: Sequence[Forecast]) -> str:
     """Three sentences: what was measured of this machine."""
     verify = made[0].costs.verify
-    calls = " · ".join(f"{rows}: {1e3 * verify.at(rows):.1f}" for rows in _ROWS)
+    calls = ", ".join(f"{1e3 * verify.at(rows):.3g}" for rows in _ROWS)
     drafts = {name: curve.at(1) for one in made for name, curve in one.costs.drafts.items()}
-    drafting = ", ".join(f"{name} {1e3 * seconds:.1f} ms" for name, seconds in drafts.items())
+    drafting = [*(f"{name} {1e3 * seconds:.3g} ms" for name, seconds in drafts.items()), "a look-up next to nothing"]
     return (
-        f"Plain decoding: {1 / verify.at(1):.0f} tokens/s. Drafting a token: {drafting or 'a look-up'}"
-        f"{', a look-up' if drafting else ''} next to nothing.\n"
-        f"A target call, ms by its tokens: {calls}"
+        f"Plain decoding: {1 / verify.at(1):.0f} tokens/s.\n"
+        f"A target call over {', '.join(map(str, _ROWS))} tokens: {calls} ms.\n"
+        f"Drafting a token: {', '.join(drafting)}."
     )
 
 
-def _add(rows: Any, one: Forecast) -> None:
-    """Lengths by cost, then the best fixed one."""
-    fixed = max(one.lengths[1:], key=lambda length: length.overall.value)
-    for number, length in enumerate((one.lengths[0], fixed)):
+def _add(rows: Any, one: Forecast, asked: str | None) -> None:
+    """Lengths by cost, then the best fixed one and the one asked for."""
+    auto, *fixed = one.lengths
+    best = max(fixed, key=lambda length: length.overall.value)
+    shown = [auto, *(length for length in fixed if length is best or length.name == asked)]
+    for number, length in enumerate(shown):
         estimate = length.overall
         rows.add_row(
             "" if number else one.spec,
@@ -187,7 +190,6 @@ def _add(rows: Any, one: Forecast) -> None:
             f"{estimate.value:.2f}",
             f"{estimate.low:.2f} – {estimate.high:.2f}",
             f"{length.stats.mean_acceptance_length:.2f}",
-            show.percent(length.stats.draft_acceptance_rate),
             "either way" if estimate.verdict == NO_DIFFERENCE else estimate.verdict,
         )
 
