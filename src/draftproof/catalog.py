@@ -135,7 +135,10 @@ def drafters() -> dict[str, Entry]:
         ),
         "model": Entry("a separate draft model: model:hf:PATH", shape, _model, "spec"),
         "early-exit": Entry(
-            "the target's first layers with its own norm and head", {**shape, "layer": int}, _early_exit
+            "the target's first layers with its own norm and head",
+            {**shape, "layer": int},
+            _early_exit,
+            wants="early_exit",
         ),
         "eagle": Entry(
             "a trained head on the target's states: EAGLE-1, EAGLE-3, speculators",
@@ -148,6 +151,7 @@ def drafters() -> dict[str, Entry]:
             {**shape, "bits": int, "group": int, "vocab": int, "rounding": str},
             _lowbit,
             guess=0.85,
+            wants="lowbit",
         ),
     }
 

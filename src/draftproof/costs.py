@@ -9,7 +9,7 @@ import hashlib
 import json
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -89,22 +89,36 @@ def remembered(name: str, folder: Path, make: Callable[[], Costs]) -> Costs:
     again, once one brings nothing: on a busy machine that takes a few runs. A file that cannot be read is made
     again; where nothing can be written they are measured every time.
     """
-    machine = [processor(), torch.get_num_threads(), version("draftproof"), torch.__version__]
-    file = folder / f"{hashlib.sha256(json.dumps([name, *machine]).encode()).hexdigest()[:24]}.json"
+    file = memory_of(name, folder)
     known = _read(file)
     if known is not None and known[1]:
         return known[0]
     made = make()
     costs = made if known is None else _lower(known[0], made)
     settled = known is not None and _alike(known[0], costs)
+    write_down(file, {"name": name, "machine": machine(), "settled": settled, **asdict(costs)})
+    return costs
+
+
+def machine() -> list[object]:
+    """What remembered measurements hold for."""
+    return [processor(), torch.get_num_threads(), version("draftproof"), torch.__version__]
+
+
+def memory_of(name: str, folder: Path) -> Path:
+    """The file of what is remembered under this name and on this machine."""
+    return folder / f"{hashlib.sha256(json.dumps([name, *machine()]).encode()).hexdigest()[:24]}.json"
+
+
+def write_down(file: Path, value: Mapping[str, Any]) -> None:
+    """In one step; where nothing can be written nothing is remembered."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(".part")
-        part.write_text(json.dumps({"name": name, "machine": machine, "settled": settled, **asdict(costs)}))
+        part.write_text(json.dumps(value))
         part.replace(file)
     except OSError:
         pass
-    return costs
 
 
 def _read(file: Path) -> tuple[Costs, bool] | None:

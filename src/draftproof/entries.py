@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ class Entry:
     argument: what stands behind the colon, "" where nothing may. A "spec" takes the options that are not listed.
     looks: a drafter whose tokens cost no forward and carry confidences.
     guess: how often a drafter's tokens are taken, before a request has taught better; it begins to draft by that.
+    wants: what a target must be able to do (`Model.can`) to have this drafter; "" where any will do.
     need: the memory of a model, from the same arguments; None where that is next to nothing.
     """
 
@@ -27,6 +28,7 @@ class Entry:
     argument: str = ""
     looks: bool = False
     guess: float = 0.6
+    wants: str = ""
     need: Callable[..., Need] | None = None
 
 
@@ -56,3 +58,11 @@ def split(parsed: specs.Spec, entry: Entry) -> specs.Spec:
     own = {key: value for key, value in parsed.options.items() if key in entry.options}
     others = [f"{key}={value}" for key, value in parsed.options.items() if key not in own]
     return specs.Spec(parsed.name, ",".join([parsed.argument, *others]), own)
+
+
+def possible(table: Mapping[str, Entry], can: Collection[str]) -> list[str]:
+    """The drafters that a target of these abilities has without a further model, and each look-up before each other."""
+    names = [name for name, entry in table.items() if not entry.argument and (not entry.wants or entry.wants in can)]
+    looks = [name for name in names if table[name].looks]
+    paid = [name for name in names if not table[name].looks and "gamma" in table[name].options]
+    return [*looks, *paid, *(f"{look}+{other}" for look in looks for other in paid)]

@@ -184,20 +184,20 @@ def test_tokens_that_differ_are_pointed_at() -> None:
     "draft", ["toy:2", "model:toy:2,gamma=3", "early-exit:layer=2", "ngram:max=3", "lowbit", "ngram+lowbit"]
 )
 def test_check_of_what_fits(call: Call, draft: str) -> None:
-    done = call("check", "toy:1", draft)
+    done = call("check", "toy:1", draft, "--no-forecast")
     spec = f"model:{draft}" if draft == "toy:2" else draft
     assert done.code == 0 and f"usable: --drafter {spec}\n" in done.out and not ESCAPE.search(done.out)
 
 
 def test_check_gives_the_draft_model_its_own_options(call: Call) -> None:
-    report = call("check", "toy:1", "model:toy:2,gamma=3,vocab=20", "--json").json
+    report = call("check", "toy:1", "model:toy:2,gamma=3,vocab=20", "--no-forecast", "--json").json
     assert report["draft"]["vocab_size"] == 20 and report["num_differences"] == 4
     assert "model needs what it names" in call("check", "toy:1", "model").err
 
 
 @pytest.mark.parametrize(("draft", "relation", "count"), [("toy:2", "same", 0), ("toy:2,vocab=20", "n ids differ", 4)])
 def test_check_in_json(call: Call, draft: str, relation: str, count: int) -> None:
-    report = call("check", "toy:1,context=99", draft, "--json").json
+    report = call("check", "toy:1,context=99", draft, "--no-forecast", "--json").json
     assert (report["usable"], report["vocabularies"], report["num_differences"]) == (True, relation, count)
     assert report["target"]["max_context"] == 99 and report["draft"]["vocab_size"] == 16 + count
     assert [difference["id"] for difference in report["differences"]] == list(range(16, 16 + count))
@@ -205,7 +205,7 @@ def test_check_in_json(call: Call, draft: str, relation: str, count: int) -> Non
 
 
 def test_check_lists_five_ids_with_both_texts(call: Call) -> None:
-    done = call("check", "toy:1", "toy:2,vocab=30")
+    done = call("check", "toy:1", "toy:2,vocab=30", "--no-forecast")
     assert "14 ids differ" in done.out and "no token" in done.out
     assert len([line for line in done.out.splitlines() if line.strip()[:2] in {str(i) for i in range(16, 30)}]) == 5
 

@@ -31,7 +31,7 @@ def run(setup: Setup, work: Work, summary: bool) -> None:
     show.notice(setup.status(work.params.max_tokens))
     replies: list[tuple[str, Result]] = []
     began = time.perf_counter()
-    with _Progress(sum(job.replies for job in work.jobs)) as progress:
+    with _Progress(sum(job.replies for job in work.jobs), Watch(setup.forewarning(work.params))) as progress:
         results = run_jobs(setup.engine, work.jobs, work.params, work.max_batch, progress.see)
         for prompt, answered in zip(work.prompts, results, strict=True):
             progress.bar.hide()
@@ -54,9 +54,8 @@ def run(setup: Setup, work: Work, summary: bool) -> None:
 class _Progress:
     """Counts steps for the bar and for the watch on useless drafts."""
 
-    def __init__(self, replies: int) -> None:
-        self.bar = show.Bar("generating", replies)
-        self.watch = Watch()
+    def __init__(self, replies: int, watch: Watch) -> None:
+        self.bar, self.watch = show.Bar("generating", replies), watch
         self._replies, self._ended, self._tokens = replies, 0, 0
 
     def __enter__(self) -> _Progress:

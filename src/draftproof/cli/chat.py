@@ -70,7 +70,7 @@ class Chat:
         self._off = setup.drafting_off(params.max_tokens)
         self._writer = show.Writer(output.color, plain=self._off is not None, silent=output.json)
         self._writer.legend()
-        self._watch = Watch()
+        self._watch = Watch(setup.forewarning(params))
         self._results: list[Result] = []
         self._opening = [{"role": "system", "content": system}] if system else []
         self._reset()

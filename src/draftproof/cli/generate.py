@@ -90,9 +90,10 @@ def _one(setup: Setup, job: Job, params: SamplingParams, output: OutputOptions) 
 
     ids = job.encode([])
     setup.check_room(len(ids), params.max_tokens)
-    reply, watch = Reply(setup.engine, ids, params), Watch()
+    reply = Reply(setup.engine, ids, params)
     off = setup.drafting_off(params.max_tokens)
     show.notice(setup.status(params.max_tokens))
+    watch = Watch(setup.forewarning(params))
     writer = show.Writer(output.color, plain=off is not None, silent=output.json)
     writer.legend()
     try:

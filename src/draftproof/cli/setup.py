@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from draftproof import catalog
+from draftproof.bench.forecast import recall
 from draftproof.catalog import Loaded, Place
 from draftproof.cli import show
 from draftproof.cli.options import ModelOptions
@@ -23,7 +24,7 @@ from draftproof.prompts import Prompt
 from draftproof.run import tokenizer
 from draftproof.stats import Stats
 from draftproof.text import Text
-from draftproof.types import InputError, Step
+from draftproof.types import InputError, SamplingParams, Step
 
 _HOPELESS_STEPS = 32
 _TEMPLATE = 128  # tokens of a chat template, at most as a rule
@@ -77,6 +78,19 @@ class Setup:
             return f"max tokens {max_tokens} leaves no room for a draft token"
         return None
 
+    def forewarning(self, params: SamplingParams) -> str | None:
+        """A sentence where `draftproof check` found that this drafting costs more than it brings; nothing is run."""
+        if self.drafting_off(params.max_tokens) or (params.temperature and self.engine.rule.name != "coupled"):
+            return None
+        options = self.options
+        known = recall(self.target.model, options.drafter, options.gamma, params.temperature)
+        if known is None or known.high >= 1:
+            return None
+        return (
+            f"draftproof check expects {options.drafter} to be slower than plain decoding here, {known.value:.2f} times"
+            f" as fast ({known.low:.2f} to {known.high:.2f}): take another drafter, or --no-speculative."
+        )
+
     def check_room(self, prompt: int, max_tokens: int, rooms: Callable[[str], Room] = room_on) -> None:
         """InputError for a prompt of so many tokens whose KV caches do not fit into what is free now."""
         refuse_beyond(self.needs, prompt + max_tokens, rooms=rooms, loaded=True)
@@ -115,12 +129,12 @@ def load(options: ModelOptions, texts: Texts = Texts(), rooms: Callable[[str], R
     """
     place = settle(options.device, options.dtype, options.threads)
     spec = named(options.target, place)
-    drafter = options.drafter or default_drafter(options.target, spec, options.speculative)
-    needs = catalog.needs(spec, drafter, place)
+    options = replace(options, drafter=options.drafter or default_drafter(options, spec))
+    needs = catalog.needs(spec, options.drafter, place)
     refuse_beyond(needs, texts.tokens, texts.requests, rooms)
     target = load_target(spec, place)
     with reporting(place, "loading the drafter; once a machine, measuring what a step costs") as place:
-        engine = catalog.engine_for(target, drafter, options.rule, place, options.gamma)
+        engine = catalog.engine_for(target, options.drafter, options.rule, place, options.gamma)
     if needs:
         show.notice(f"memory: {listed(needs, texts.tokens, texts.requests)}")
     return Setup(engine, target, options, needs)
@@ -153,12 +167,13 @@ def named(spec: str, place: Place) -> str:
     return spec or f"{default_backend(place)}:{demo_folder()}"
 
 
-def default_drafter(target: str, spec: str, speculative: bool = True) -> str:
+def default_drafter(options: ModelOptions, spec: str) -> str:
     """For the demo's model on our own kernels what was fastest there (results/); elsewhere what needs no preparation.
 
     spec: that of the target as `named` gives it.
     """
-    return "ngram+lowbit" if not target and spec.startswith("native:") and speculative else "ngram"
+    demo = not options.target and spec.startswith("native:")
+    return "ngram+lowbit" if demo and options.speculative else "ngram"
 
 
 def load_target(spec: str, place: Place) -> Loaded:
@@ -189,17 +204,21 @@ def demo_folder() -> str:
 
 
 class Watch:
-    """Looks at the steps of a run and warns once when drafting is no use."""
+    """Warns before a run when drafting is known to be no use, looks at its steps, and warns once when they say so."""
 
-    def __init__(self) -> None:
+    def __init__(self, forewarning: str | None = None) -> None:
         self.warnings: list[str] = []
+        self._hopeless = False
         self._seen = Stats()
+        if forewarning is not None:
+            self._warn(forewarning)
 
     def see(self, step: Step) -> None:
         """Count a step."""
         self._seen.add(step)
         drafted, steps = self._seen.draft_tokens, self._seen.drafted_steps
-        if steps == _HOPELESS_STEPS and not self._seen.accepted_tokens and not self.warnings:
+        if steps == _HOPELESS_STEPS and not self._seen.accepted_tokens and not self._hopeless:
+            self._hopeless = True
             self._warn(
                 f"none of {drafted} draft tokens was accepted in {steps} steps: this drafter only costs"
                 " time here; try another one, or --no-speculative."

@@ -43,10 +43,13 @@ class Costs:
     verify: Curve
     drafts: dict[str, Curve] = field(default_factory=dict)
 
+    def draft(self, depth: int, drafter: str) -> float:
+        """Seconds of drafting so many tokens; none for a drafter that looks up."""
+        return self.drafts[drafter].at(depth) if depth and drafter in self.drafts else 0.0
+
     def step(self, depth: int, drafter: str, requests: int = 1) -> float:
         """A request's share of a step in which `requests` of them draft `depth` tokens each."""
-        draft = self.drafts[drafter].at(depth) if depth and drafter in self.drafts else 0.0
-        return self.verify.at(requests * (1 + depth)) / requests + draft
+        return self.verify.at(requests * (1 + depth)) / requests + self.draft(depth, drafter)
 
 
 class Tuned:
@@ -71,9 +74,7 @@ class Tuned:
 
     def step(self, depth: int, drafter: str, requests: int = 1) -> float:
         """As `Costs.step`."""
-        draft = 0.0
-        if depth and drafter in self.measured.drafts:
-            draft = self.measured.drafts[drafter].at(depth) * _mean(self._drafts.get(drafter, (_PRIOR, _PRIOR)))
+        draft = self.measured.draft(depth, drafter) * _mean(self._drafts.get(drafter, (_PRIOR, _PRIOR)))
         return self._verify(requests * (1 + depth)) / requests + draft
 
     def learn(self, depth: int, drafter: str, draft: float, verify: float) -> None:
@@ -85,10 +86,9 @@ class Tuned:
             return
         x = self._extra(1 + depth)
         self._others, self._since = _faded(self._others, x * (seen - _mean(self._plain)), x * x), self._since + 1
-        curve = self.measured.drafts.get(drafter)
-        if curve is not None and curve.at(depth):
+        if measured := self.measured.draft(depth, drafter):
             before = self._drafts.get(drafter, (_PRIOR, _PRIOR))
-            self._drafts[drafter] = _faded(before, min(draft / curve.at(depth), _MOST), 1.0)
+            self._drafts[drafter] = _faded(before, min(draft / measured, _MOST), 1.0)
 
     def _extra(self, count: int) -> float:
         # A curve measured as flat could not be corrected where it turns out to rise.

@@ -1,0 +1,230 @@
+"""One plain run of the target, written down with what a drafter proposes at every place; and runs made of it again.
+
+Without a draft the target's text is the same whatever proposes, so one run says what became of every draft of it: under
+greedy decoding, and under the coupled rule, a draft token is taken if and only if the text goes on with it. A replay is
+the real loop with the real choice of lengths, its target and its drafters read from the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from draftproof.bench.compare import Item
+from draftproof.contracts import Ask, Drafter, DraftSession, Model, TextEnd
+from draftproof.engine import Engine
+from draftproof.session import Session
+from draftproof.types import Output, Proposal, SamplingParams, Segment, Step, chain
+from draftproof.verify import CoupledRule
+
+
+class Guess(NamedTuple):
+    """What a drafter proposes at one place: so many tokens, of which the text goes on with the first `taken`."""
+
+    drafted: int
+    taken: int
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """A prompt and what the target wrote behind it.
+
+    text     ids of both, numbered anew in the order of their first appearance, so that a replay's rows are short
+    start    tokens of the prompt
+    guesses  drafter -> length of the context -> its guess there; nothing for one that is asked again in a replay
+    """
+
+    item: Item
+    text: tuple[int, ...]
+    start: int
+    guesses: Mapping[str, Mapping[int, Guess]] = field(default_factory=dict)
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the text has different tokens: the last stands for whatever is not its next token."""
+        return max(self.text) + 2
+
+    @property
+    def written(self) -> int:
+        """Tokens that the target wrote."""
+        return len(self.text) - self.start
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How the target writes: the parameters of every text, in which the seed is counted up, and its ends."""
+
+    params: SamplingParams
+    text: TextEnd | None = None
+    progress: Callable[[float], None] = lambda share: None
+
+
+def record(
+    target: Model, items: Sequence[Item], writing: Writing, parts: Sequence[tuple[Drafter, int]] = ()
+) -> list[Transcript]:
+    """The target's texts, written as one batch. parts: drafters, and how many tokens each is asked for every time."""
+    listener = _Listener(parts)
+    engine = Engine(target, listener, CoupledRule(), writing.text)
+    requests = [engine.submit(item.tokens, replace(writing.params, seed=seed)) for seed, item in enumerate(items)]
+    for done in range(writing.params.max_tokens):
+        writing.progress(done / writing.params.max_tokens)
+        engine.step(requests)
+    contexts = [tuple(request.context) for request in requests]
+    return [
+        Transcript(item, _numbered(context), len(item.tokens), heard.guesses(context))
+        for item, context, heard in zip(items, contexts, listener.sessions, strict=True)
+    ]
+
+
+def replay(transcript: Transcript, drafter: Drafter) -> list[Step]:
+    """The steps in which a request with this drafter writes the text. Told drafters: see `Told`."""
+    engine = Engine(_Script(transcript), drafter, CoupledRule())
+    params = SamplingParams(max_tokens=transcript.written, seed=0)
+    return list(engine.generate(transcript.text[: transcript.start], params))
+
+
+class Told:
+    """Proposes what a drafter proposed at the same place of the record, as far as right and wrong go."""
+
+    layers: tuple[int, ...] = ()
+    draws = branches = False
+
+    def __init__(self, name: str, gamma: int, transcript: Transcript) -> None:
+        self.name, self.gamma = name, gamma
+        self._transcript, self._guesses = transcript, transcript.guesses[name]
+
+    def start(self, target: Any) -> DraftSession:
+        """All is known already."""
+        return self
+
+    def observe(self, context: Sequence[int], drafted: Sequence[int], hidden: Tensor | None) -> None:
+        """Nothing to learn."""
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        """The tokens of the text that were guessed, then tokens that are none of it."""
+        return [self._one(len(ask.context), min(ask.depth, self.gamma)) for ask in asks]
+
+    def _one(self, at: int, depth: int) -> Proposal:
+        guess = self._guesses.get(at, Guess(0, 0))
+        right = self._transcript.text[at : at + min(guess.taken, depth)]
+        return chain([*right, *[self._transcript.vocab_size - 1] * (min(guess.drafted, depth) - len(right))])
+
+
+class _Listener:
+    """Drafters that are asked in every step, and of which only a note is taken: the target goes on alone."""
+
+    name = "listener"
+    draws = branches = False
+
+    def __init__(self, parts: Sequence[tuple[Drafter, int]]) -> None:
+        self.parts = tuple(parts)
+        self.layers = tuple(sorted({layer for part, _ in parts for layer in part.layers}))
+        self.gamma = max((depth for _, depth in parts), default=0)
+        self.sessions: list[_Heard] = []
+
+    def start(self, target: Any) -> DraftSession:
+        """The drafters' own states, and the record of one text."""
+        self.sessions.append(_Heard(self, target))
+        return self.sessions[-1]
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        """Nothing, once all have been asked."""
+        own = [ask.session for ask in asks if isinstance(ask.session, _Heard)]
+        for number, (part, depth) in enumerate(self.parts):
+            made = part.propose(
+                [
+                    replace(ask, session=heard.inner[number], depth=min(ask.depth, depth))
+                    for ask, heard in zip(asks, own, strict=True)
+                ]
+            )
+            for ask, heard, proposal in zip(asks, own, made, strict=True):
+                heard.last[number] = heard.said[number][len(ask.context)] = proposal.tokens.tolist()
+        return [heard.nothing for heard in own]
+
+
+class _Heard:
+    """One text: the drafters' sessions, and for each the length of the context -> what was proposed there."""
+
+    def __init__(self, listener: _Listener, target: Session) -> None:
+        self.inner = [part.start(target) for part, _ in listener.parts]
+        self.said: list[dict[int, list[int]]] = [{} for _ in listener.parts]
+        self.last: list[list[int]] = [[] for _ in listener.parts]
+        self.nothing = chain([], device=target.model.device)
+        self._listener = listener
+
+    def observe(self, context: Sequence[int], drafted: Sequence[int], hidden: Tensor | None) -> None:
+        """To each drafter this was a step that verified what it had proposed."""
+        layers = self._listener.layers
+        for number, (part, _) in enumerate(self._listener.parts):
+            states = None
+            if hidden is not None and part.layers:
+                states = hidden[:, [layers.index(layer) for layer in part.layers]]
+            self.inner[number].observe(context, self.last[number], states)
+            self.last[number] = []
+
+    def guesses(self, context: Sequence[int]) -> dict[str, dict[int, Guess]]:
+        """By drafter, now that the whole text is known."""
+        return {
+            part.name: {at: _guess(tokens, context[at:]) for at, tokens in said.items()}
+            for (part, _), said in zip(self._listener.parts, self.said, strict=True)
+        }
+
+
+class _Script:
+    """A model that writes the record once more: behind every token of the text its next one is certain."""
+
+    name, dtype, device = "replay", "float32", torch.device("cpu")
+    can = frozenset({"rollback"})
+    num_layers = 1
+    max_context: int | None = None
+
+    def __init__(self, transcript: Transcript) -> None:
+        self.vocab_size = transcript.vocab_size
+        self._next = torch.tensor([*transcript.text[1:], 0])
+
+    def new_cache(self) -> _Entries:
+        """No entries yet."""
+        return _Entries()
+
+    def forward(
+        self, segments: Sequence[Segment], layers: Sequence[int] = (), exit_layer: int | None = None
+    ) -> list[Output]:
+        """Rows of chains: the place in the text says all."""
+        return [self._one(segment) for segment in segments]
+
+    def _one(self, segment: Segment) -> Output:
+        cache = segment.cache
+        assert isinstance(cache, _Entries)
+        cache.length += len(segment.tokens)
+        following = self._next[cache.length - segment.rows : cache.length]
+        return Output(torch.nn.functional.one_hot(following, self.vocab_size).float())
+
+    def reusable(self, cache: Any, length: int) -> int:
+        """Any prefix can be gone back to."""
+        return min(length, int(cache.length))
+
+    def rollback(self, cache: Any, length: int, keep: Sequence[int] = ()) -> None:
+        """Entries are places alone."""
+        cache.length = length + len(keep)
+
+
+@dataclass
+class _Entries:
+    """How many."""
+
+    length: int = 0
+
+
+def _numbered(context: Sequence[int]) -> tuple[int, ...]:
+    numbers: dict[int, int] = {}
+    return tuple(numbers.setdefault(token, len(numbers)) for token in context)
+
+
+def _guess(tokens: Sequence[int], text: Sequence[int]) -> Guess:
+    """Tokens behind the end of the text count as not taken."""
+    wrong = (i for i, token in enumerate(tokens) if i >= len(text) or token != text[i])
+    return Guess(len(tokens), next(wrong, len(tokens)))
