@@ -13,7 +13,7 @@ from draftproof.bench import forecast
 from draftproof.bench.compare import Item
 from draftproof.bench.forecast import Candidate
 from draftproof.bench.predict import expected_length
-from draftproof.bench.replay import Guess, Told, Transcript, Writing, record, replay
+from draftproof.bench.replay import Told, Transcript, Writing, record, replay
 from draftproof.contracts import Drafter
 from draftproof.drafters.chained import ChainedDrafter
 from draftproof.drafters.children import Shape
@@ -43,8 +43,7 @@ def made_up(alpha: float, length: int, prompts: int = 5) -> list[Transcript]:
     for seed in range(prompts):
         random = np.random.default_rng(seed)
         runs = [int(np.argmin([*(random.random(AUTO_GAMMA) < alpha), False])) for _ in range(length)]
-        guesses = {3 + at: Guess(AUTO_GAMMA, taken) for at, taken in enumerate(runs)}
-        made.append(Transcript(Item(str(seed), "x", (0,)), (0,) * (length + 3), 3, {"told": guesses}))
+        made.append(Transcript(Item(str(seed), "x", (0,)), (0,) * (length + 3), 3, {"told": dict(enumerate(runs, 3))}))
     return made
 
 
@@ -69,7 +68,7 @@ def test_a_replay_has_the_steps_of_the_real_run(kind: str, temperature: float) -
             return AutoLength([look] if "+" in kind else [], [inner], COSTS)
         return ChainedDrafter([look, inner]) if "+" in kind else inner
 
-    for seed, one in enumerate(record(target, ITEMS, Writing(params), [(part, 5)])):
+    for seed, one in enumerate(record(target, ITEMS, Writing(params), [(part, lambda rate: 5)])):
         engine = Engine(target, whole(part), CoupledRule())
         asked = SamplingParams(temperature=temperature, max_tokens=40, seed=seed)
         real = list(engine.generate(one.item.tokens, asked))
@@ -78,11 +77,11 @@ def test_a_replay_has_the_steps_of_the_real_run(kind: str, temperature: float) -
 
 def test_several_drafters_are_recorded_beside_each_other_as_each_alone() -> None:
     target, writing = shared_target(), Writing(SamplingParams(max_tokens=30))
-    parts = [(DRAFTERS[name](target, 4), 4) for name in ("exit", "lowbit", "model")]
+    parts = [(DRAFTERS[name](target, 4), lambda rate: 4) for name in ("exit", "lowbit", "model")]
     together = record(target, ITEMS, writing, parts)
     for part in parts:
         alone = record(target, ITEMS, writing, [part])
-        assert [one.guesses[part[0].name] for one in alone] == [one.guesses[part[0].name] for one in together]
+        assert [one.taken[part[0].name] for one in alone] == [one.taken[part[0].name] for one in together]
         assert [one.text for one in alone] == [one.text for one in together]
 
 

@@ -17,6 +17,8 @@ from models.hf_models import VOCABULARY, build, tokens
 
 from draftproof import session as sessions
 from draftproof import tree
+from draftproof.bench.compare import Item
+from draftproof.bench.replay import Told, Writing, record, replay
 from draftproof.catalog import Loaded, load_drafter, load_rule
 from draftproof.contracts import Ask
 from draftproof.drafters.best_first import BestFirst
@@ -312,3 +314,17 @@ def _toy() -> Loaded:
     from draftproof.models.toy import ToyModel
 
     return Loaded(ToyModel(1), None)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_replay_of_a_head_has_the_steps_of_the_real_run(backend: str, root: Path) -> None:
+    """Beside a run that takes nothing of it, a head sees the states that it sees in a run of its own."""
+    made = engine(backend, root, "gamma=4", "coupled")
+    for number, prompt in enumerate(PROMPTS):
+        item = Item(str(number), "x", tuple(prompt))
+        (one,) = record(made.target, [item], Writing(GREEDY), [(made.drafter, lambda rate: 4)])
+        real = list(made.generate(prompt, replace(GREEDY, seed=0)))
+        told = replay(one, Told(made.drafter.name, 4, one))
+        assert [(s.num_draft_tokens, s.num_accepted_tokens) for s in told] == [
+            (s.num_draft_tokens, s.num_accepted_tokens) for s in real
+        ]

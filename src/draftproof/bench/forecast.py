@@ -16,11 +16,12 @@ from draftproof import catalog, specs
 from draftproof.bench import predict
 from draftproof.bench.compare import Item
 from draftproof.bench.estimates import Estimate, estimates
-from draftproof.bench.replay import Told, Transcript, Writing, record, replay
+from draftproof.bench.replay import Depth, Told, Transcript, Writing, record, replay
 from draftproof.catalog import Loaded, Place
 from draftproof.contracts import Drafter, Model
 from draftproof.costs import memory_of, write_down
 from draftproof.drafters.chained import ChainedDrafter
+from draftproof.drafters.children import DEFAULT_GAMMA
 from draftproof.drafters.cost_curves import Costs
 from draftproof.drafters.length import AUTO_GAMMA, AutoLength
 from draftproof.entries import possible
@@ -29,9 +30,9 @@ from draftproof.stats import Stats
 from draftproof.types import InputError, SamplingParams, Step
 
 AUTO = catalog.AUTO
-_GAMMAS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, AUTO_GAMMA)
+_GAMMAS = (1, 2, 3, 4, 5, 6, 8, 12, 16, AUTO_GAMMA)
 _HOPED = 0.95  # no drafter is asked much deeper than would pay with this acceptance rate
-_LEAST = 6
+_HOPELESS = 0.5  # below this acceptance rate no deeper than pays: longer drafts are hardly ever taken whole
 _MARGIN = 1.05  # a fixed length must promise so much more than lengths by cost, which adapt to each text
 _TREE = {"shape", "width", "nodes"}
 
@@ -152,30 +153,33 @@ def forecasts(
 
     progress: what is being done, and the share of that.
     """
-    depths = {part.name: (part, _deepest(one, part)) for one in made for part in one.auto.drafts}
+    asked = {part.name: (part, _depth(one, part)) for one in made for part in one.auto.drafts}
     writing = Writing(
         params, target.text, lambda share: progress("letting the target write, and drafters guess", share)
     )
-    written = [one for one in record(target.model, items, writing, list(depths.values())) if one.written > 1]
+    written = [one for one in record(target.model, items, writing, list(asked.values())) if one.written > 1]
     if not written:
         raise InputError(f"{target.model.name} ends every prompt at once, so there is nothing to forecast.")
     done = []
     for number, one in enumerate(made):
         progress("computing what each draft length would bring", number / len(made))
-        done.append(forecast(one, written, min((depths[d.name][1] for d in one.auto.drafts), default=AUTO_GAMMA)))
+        done.append(forecast(one, written, min((_deepest(one, part) for part in one.auto.drafts), default=AUTO_GAMMA)))
     return done
 
 
 def forecast(candidate: Candidate, written: Sequence[Transcript], deepest: int) -> Forecast:
     """What is to be expected of one candidate with lengths by cost, and with fixed ones up to the deepest."""
     fixed = {gamma for gamma in (*_GAMMAS, candidate.gamma) if gamma is not None and gamma < deepest} | {deepest}
-    lengths = tuple(_length(candidate, gamma, written) for gamma in [None, *sorted(fixed)])
-    return Forecast(candidate.spec, candidate.auto.costs, lengths)
-
-
-def _length(candidate: Candidate, gamma: int | None, written: Sequence[Transcript]) -> Length:
     costs = candidate.auto.costs
-    made = _drafter(candidate, gamma)
+    lengths = tuple(
+        _length(costs, _drafter(candidate, gamma, deepest), gamma, written) for gamma in [None, *sorted(fixed)]
+    )
+    return Forecast(candidate.spec, costs, lengths)
+
+
+def _length(
+    costs: Costs, made: Callable[[Transcript], Drafter], gamma: int | None, written: Sequence[Transcript]
+) -> Length:
     categories: dict[str, list[list[float]]] = {}
     counts = []
     for one in written:
@@ -186,13 +190,11 @@ def _length(candidate: Candidate, gamma: int | None, written: Sequence[Transcrip
     return Length(gamma, overall, each, Stats.pooled(counts))
 
 
-def _drafter(candidate: Candidate, gamma: int | None) -> Callable[[Transcript], Drafter]:
-    """The drafter of a replay: look-ups look up again, the others say what is written down of them."""
+def _drafter(candidate: Candidate, gamma: int | None, deepest: int) -> Callable[[Transcript], Drafter]:
+    """The drafter of a replay: look-ups look up again, the others say what is written down, up to the deepest."""
     auto = candidate.auto
     if gamma is None:
-        return lambda one: AutoLength(
-            auto.looks, [Told(part.name, part.gamma, one) for part in auto.drafts], auto.costs
-        )
+        return lambda one: AutoLength(auto.looks, [Told(part.name, deepest, one) for part in auto.drafts], auto.costs)
     looks = [candidate.looks(link, gamma) for link in candidate.links]
 
     def parts(one: Transcript) -> Iterator[Drafter]:
@@ -217,16 +219,30 @@ def _curve(costs: Costs) -> dict[int, float]:
     return {rows: costs.verify.at(rows) / costs.verify.at(1) for rows in range(1, AUTO_GAMMA + 2)}
 
 
-def _deepest(candidate: Candidate, part: Drafter) -> int:
-    """The draft length that would be best if nearly all were accepted; no less than what is usual, or wanted."""
-    costs = candidate.auto.costs
+def _best(costs: Costs, part: Drafter, rate: float) -> int:
+    """The draft length of the largest speed-up at this acceptance rate."""
     curve, unit = _curve(costs), costs.verify.at(1)
 
     def hoped(gamma: int) -> float:
-        return predict.from_alpha({(gamma, gamma): 1}, _HOPED, costs.draft(gamma, part.name) / unit, curve)
+        return predict.from_alpha({(gamma, gamma): 1}, rate, costs.draft(gamma, part.name) / unit, curve)
 
-    most = min(part.gamma, AUTO_GAMMA)
-    return min(most, max(_LEAST, candidate.gamma or 1, max(range(1, most + 1), key=hoped)))
+    return max(range(1, min(part.gamma, AUTO_GAMMA) + 1), key=hoped)
+
+
+def _deepest(candidate: Candidate, part: Drafter) -> int:
+    """What would be best if nearly all were accepted; no less than what is usual, or wanted."""
+    best = _best(candidate.auto.costs, part, _HOPED)
+    return min(part.gamma, AUTO_GAMMA, max(DEFAULT_GAMMA, candidate.gamma or 1, best))
+
+
+def _depth(candidate: Candidate, part: Drafter) -> Depth:
+    """What the drafter is asked for while the target writes: all that is forecast, less where it is mostly wrong."""
+    deepest = _deepest(candidate, part)
+
+    def depth(rate: float) -> int:
+        return deepest if rate >= _HOPELESS else min(deepest, _best(candidate.auto.costs, part, rate))
+
+    return depth
 
 
 def remember(model: Model, temperature: float, made: Sequence[Forecast]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,16 +17,13 @@ from torch import Tensor
 from draftproof.bench.compare import Item
 from draftproof.contracts import Ask, Drafter, DraftSession, Model, TextEnd
 from draftproof.engine import Engine
-from draftproof.session import Session
+from draftproof.session import Session, shared_length
 from draftproof.types import Output, Proposal, SamplingParams, Segment, Step, chain
 from draftproof.verify import CoupledRule
 
-
-class Guess(NamedTuple):
-    """What a drafter proposes at one place: so many tokens, of which the text goes on with the first `taken`."""
-
-    drafted: int
-    taken: int
+_HOPE = 20  # so many first tokens count as right before any was seen
+Depth = Callable[[float], int]
+"""How many tokens a drafter is asked for, by the share of its first tokens that were right so far."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +32,14 @@ class Transcript:
 
     text     ids of both, numbered anew in the order of their first appearance, so that a replay's rows are short
     start    tokens of the prompt
-    guesses  drafter -> length of the context -> its guess there; nothing for one that is asked again in a replay
+    taken    drafter -> length of the context -> how many tokens of its chain there the text goes on with; nothing of
+             a drafter that is asked again in a replay
     """
 
     item: Item
     text: tuple[int, ...]
     start: int
-    guesses: Mapping[str, Mapping[int, Guess]] = field(default_factory=dict)
+    taken: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     @property
     def vocab_size(self) -> int:
@@ -64,9 +62,12 @@ class Writing:
 
 
 def record(
-    target: Model, items: Sequence[Item], writing: Writing, parts: Sequence[tuple[Drafter, int]] = ()
+    target: Model, items: Sequence[Item], writing: Writing, parts: Sequence[tuple[Drafter, Depth]] = ()
 ) -> list[Transcript]:
-    """The target's texts, written as one batch. parts: drafters, and how many tokens each is asked for every time."""
+    """The target's texts, written as one batch. parts: drafters, and how many tokens each is asked for.
+
+    Tokens that a drafter was not asked for count as not taken, so ask for few only where few are right.
+    """
     listener = _Listener(parts)
     engine = Engine(target, listener, CoupledRule(), writing.text)
     requests = [engine.submit(item.tokens, replace(writing.params, seed=seed)) for seed, item in enumerate(items)]
@@ -75,7 +76,7 @@ def record(
         engine.step(requests)
     contexts = [tuple(request.context) for request in requests]
     return [
-        Transcript(item, _numbered(context), len(item.tokens), heard.guesses(context))
+        Transcript(item, _numbered(context), len(item.tokens), heard.taken(context))
         for item, context, heard in zip(items, contexts, listener.sessions, strict=True)
     ]
 
@@ -95,7 +96,7 @@ class Told:
 
     def __init__(self, name: str, gamma: int, transcript: Transcript) -> None:
         self.name, self.gamma = name, gamma
-        self._transcript, self._guesses = transcript, transcript.guesses[name]
+        self._transcript, self._taken = transcript, transcript.taken[name]
 
     def start(self, target: Any) -> DraftSession:
         """All is known already."""
@@ -105,13 +106,12 @@ class Told:
         """Nothing to learn."""
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
-        """The tokens of the text that were guessed, then tokens that are none of it."""
+        """The tokens of the text that were right, then tokens that are none of it."""
         return [self._one(len(ask.context), min(ask.depth, self.gamma)) for ask in asks]
 
     def _one(self, at: int, depth: int) -> Proposal:
-        guess = self._guesses.get(at, Guess(0, 0))
-        right = self._transcript.text[at : at + min(guess.taken, depth)]
-        return chain([*right, *[self._transcript.vocab_size - 1] * (min(guess.drafted, depth) - len(right))])
+        right = self._transcript.text[at : at + min(self._taken.get(at, 0), depth)]
+        return chain([*right, *[self._transcript.vocab_size - 1] * (depth - len(right))])
 
 
 class _Listener:
@@ -120,10 +120,11 @@ class _Listener:
     name = "listener"
     draws = branches = False
 
-    def __init__(self, parts: Sequence[tuple[Drafter, int]]) -> None:
+    def __init__(self, parts: Sequence[tuple[Drafter, Depth]]) -> None:
         self.parts = tuple(parts)
         self.layers = tuple(sorted({layer for part, _ in parts for layer in part.layers}))
-        self.gamma = max((depth for _, depth in parts), default=0)
+        self.gamma = max((part.gamma for part, _ in parts), default=0)
+        self.seen = [(0, 0) for _ in parts]  # (first tokens that were right, first tokens)
         self.sessions: list[_Heard] = []
 
     def start(self, target: Any) -> DraftSession:
@@ -134,13 +135,11 @@ class _Listener:
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         """Nothing, once all have been asked."""
         own = [ask.session for ask in asks if isinstance(ask.session, _Heard)]
-        for number, (part, depth) in enumerate(self.parts):
-            made = part.propose(
-                [
-                    replace(ask, session=heard.inner[number], depth=min(ask.depth, depth))
-                    for ask, heard in zip(asks, own, strict=True)
-                ]
-            )
+        for number, (part, depth_at) in enumerate(self.parts):
+            right, tried = self.seen[number]
+            depth = depth_at((right + _HOPE) / (tried + _HOPE))
+            inner = [(ask, heard.inner[number], min(ask.depth, depth)) for ask, heard in zip(asks, own, strict=True)]
+            made = part.propose([replace(ask, session=session, depth=most) for ask, session, most in inner])
             for ask, heard, proposal in zip(asks, own, made, strict=True):
                 heard.last[number] = heard.said[number][len(ask.context)] = proposal.tokens.tolist()
         return [heard.nothing for heard in own]
@@ -163,13 +162,16 @@ class _Heard:
             states = None
             if hidden is not None and part.layers:
                 states = hidden[:, [layers.index(layer) for layer in part.layers]]
-            self.inner[number].observe(context, self.last[number], states)
-            self.last[number] = []
+            last, self.last[number] = self.last[number], []
+            self.inner[number].observe(context, last, states)
+            if last:
+                right, tried = self._listener.seen[number]
+                self._listener.seen[number] = right + (last[0] == context[-1]), tried + 1
 
-    def guesses(self, context: Sequence[int]) -> dict[str, dict[int, Guess]]:
+    def taken(self, context: Sequence[int]) -> dict[str, dict[int, int]]:
         """By drafter, now that the whole text is known."""
         return {
-            part.name: {at: _guess(tokens, context[at:]) for at, tokens in said.items()}
+            part.name: {at: shared_length(tokens, context[at:]) for at, tokens in said.items()}
             for (part, _), said in zip(self._listener.parts, self.said, strict=True)
         }
 
@@ -222,9 +224,3 @@ class _Entries:
 def _numbered(context: Sequence[int]) -> tuple[int, ...]:
     numbers: dict[int, int] = {}
     return tuple(numbers.setdefault(token, len(numbers)) for token in context)
-
-
-def _guess(tokens: Sequence[int], text: Sequence[int]) -> Guess:
-    """Tokens behind the end of the text count as not taken."""
-    wrong = (i for i, token in enumerate(tokens) if i >= len(text) or token != text[i])
-    return Guess(len(tokens), next(wrong, len(tokens)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 _FADE = 0.95
 _PRIOR = 2.0
@@ -26,9 +27,13 @@ class Curve:
         if not counts or counts != sorted(set(counts)) or any(not seconds >= 0 for _, seconds in self.points):
             raise ValueError("a cost curve needs ascending counts with seconds of at least 0")
 
+    @cached_property
+    def _rising(self) -> list[tuple[int, float]]:
+        return [(at, min(seconds for _, seconds in self.points[i:])) for i, (at, _) in enumerate(self.points)]
+
     def at(self, count: float) -> float:
         """Seconds at this count."""
-        rising = [(at, min(seconds for _, seconds in self.points[i:])) for i, (at, _) in enumerate(self.points)]
+        rising = self._rising
         if count <= rising[0][0] or len(rising) == 1:
             return rising[0][1]
         upper = next((i for i, (at, _) in enumerate(rising) if at >= count), len(rising) - 1)
