@@ -72,8 +72,13 @@ def _model(argument: str, options: Options, target: Loaded, place: Place) -> Dra
 def _early_exit(argument: str, options: Options, target: Loaded, place: Place) -> Drafter:
     from draftproof.drafters.early_exit import EarlyExitDrafter
 
-    layer = options.get("layer", max(1, target.model.num_layers // 4))
-    return EarlyExitDrafter(target.model, layer, _shape(options))
+    adapter = None
+    if "adapter" in options:
+        from draftproof.heads import load_adapter
+
+        adapter = load_adapter(options["adapter"], options.get("layer"), target)
+    own = max(1, target.model.num_layers // 4) if adapter is None else adapter.config.layer
+    return EarlyExitDrafter(target.model, options.get("layer", own), _shape(options), adapter)
 
 
 def _eagle(argument: str, options: Options, target: Loaded, place: Place) -> Drafter:
@@ -146,7 +151,9 @@ def drafters() -> dict[str, Entry]:
         ),
         "model": Entry("a separate draft model: model:hf:PATH", shape, _model, "spec"),
         "early-exit": Entry(
-            "the target's first layers with its own norm and head", {**shape, "layer": int}, _early_exit
+            "the target's first layers with its own norm and head, and a trained adapter",
+            {**shape, "layer": int, "adapter": str},
+            _early_exit,
         ),
         "eagle": Entry(
             "a trained head on the target's states: EAGLE-1, EAGLE-3, speculators",

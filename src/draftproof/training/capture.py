@@ -7,7 +7,7 @@ and long prompts are those of serving.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,10 @@ from draftproof.backends import Loaded
 from draftproof.batch import Job
 from draftproof.contracts import Ask, DraftSession
 from draftproof.engine import Engine
+from draftproof.prompts import Prompt
 from draftproof.request import Request
+from draftproof.run import encode
+from draftproof.text import Text
 from draftproof.training.samples import Sample
 from draftproof.types import InputError, Proposal, SamplingParams
 from draftproof.verify import TokenRule
@@ -80,7 +83,9 @@ class Writer:
     """An endless source of samples: prompts in turn, each time at the next temperature and with another seed."""
 
     def __init__(self, target: Loaded, layers: Sequence[int], jobs: Sequence[Job], plan: Plan, begun: int = 0) -> None:
-        """begun: prompts that an earlier run has begun with."""
+        """begun: prompts that an earlier run has begun with. InputError without a prompt."""
+        if not jobs:
+            raise InputError("there is no prompt to write answers to: give a file with more of them.")
         self._engine = Engine(target.model, CaptureDrafter(layers), TokenRule(), target.text)
         self._jobs, self._plan, self.begun = jobs, plan, begun
         self._text = target.text
@@ -92,18 +97,26 @@ class Writer:
         made: list[Sample] = []
         written = 0
         while written < tokens:
-            ended = self.step()
+            ended = self._step()
             made += ended
             written += sum(len(sample.tokens) - sample.answer for sample in ended)
         return made
 
-    def step(self) -> list[Sample]:
-        """One call of the target; the answers that it ended."""
+    def once(self) -> list[Sample]:
+        """The first answer to every prompt, in the order in which they end; the writer is used up."""
+        made: list[Sample] = []
+        while self.begun < len(self._jobs) or self._live:
+            made += self._step(len(self._jobs))
+        return made
+
+    def _step(self, most: float = float("inf")) -> list[Sample]:
+        """One call of the target, with `most` prompts begun at most; the answers that it ended."""
         refused = 0
-        while len(self._live) < self._plan.max_batch:
+        while len(self._live) < self._plan.max_batch and (self._next or self.begun < most):
             try:
                 self._live.append(self._next.popleft() if self._next else self._begin())
             except InputError:
+                # One prompt too long for the context is left out; if all are, that is an error.
                 refused += 1
                 if refused >= len(self._jobs):
                     raise
@@ -113,13 +126,6 @@ class Writer:
         for live in ended:
             self._go_on(live)
         return [made for live in ended if (made := _sample(live)) is not None]
-
-    def all(self, count: int) -> list[Sample]:
-        """The answers to the next `count` prompts, in the order in which they end."""
-        made: list[Sample] = []
-        while len(made) < count:
-            made += self.step()
-        return made[:count]
 
     def _begin(self) -> _Live:
         number, plan = self.begun, self._plan
@@ -163,15 +169,66 @@ def _sample(live: _Live) -> Sample | None:
     return Sample(live.name, tokens, request.prompt_length, live.capture.states())
 
 
-def read_texts(
-    target: Loaded, layers: Sequence[int], texts: Iterable[tuple[str, Sequence[int], int]], dtype: torch.dtype
-) -> Iterator[Sample]:
-    """Given texts, (name, ids, where the reply begins) each, read by the target one after the other."""
-    engine = Engine(target.model, CaptureDrafter(layers, dtype), TokenRule(), target.text)
-    for name, ids, answer in texts:
-        # The states of a context are handed on up to the last token but one of what then stands there.
-        request = engine.submit(ids, SamplingParams(max_tokens=1))
+@dataclass(frozen=True)
+class Given:
+    """A text that is read, not written; what is learned begins at `answer`."""
+
+    name: str
+    tokens: tuple[int, ...]
+    answer: int
+
+
+def given(text: Text, prompt: Prompt) -> Given:
+    """A conversation that ends with the assistant's message, or a text or ids that are learned from as a whole.
+
+    InputError for a conversation that ends otherwise.
+    """
+    if prompt.token_ids:
+        return Given(prompt.where, prompt.token_ids, 1)
+    if not prompt.messages:
+        return Given(prompt.where, tuple(encode(text, "\n".join(prompt.turns), raw=True)), 1)
+    *before, last = prompt.messages
+    if last["role"] != "assistant" or not before:
+        raise InputError(f"{prompt.where}: a conversation to learn from ends with a message of the assistant.")
+    head = encode(text, before)
+    return Given(prompt.where, (*head, *text.encode(last["content"], special=False), *text.eos_ids[:1]), len(head))
+
+
+class Reader:
+    """An endless source of samples that reads given texts in turn, the longest part that the target's context takes."""
+
+    def __init__(
+        self, target: Loaded, layers: Sequence[int], texts: Sequence[Given], dtype: torch.dtype = torch.bfloat16
+    ) -> None:
+        self._engine = Engine(target.model, CaptureDrafter(layers, dtype), TokenRule(), target.text)
+        limit = target.model.max_context
+        self._texts = [text for text in texts if len(text.tokens) > text.answer + 1]
+        self._most = None if limit is None else limit - 1
+        self.begun = 0
+        if not self._texts:
+            raise InputError("there is no text to learn from: give some with more than two tokens of answer.")
+
+    def write(self, tokens: int) -> list[Sample]:
+        """The next texts, until so many tokens of answers are read."""
+        made: list[Sample] = []
+        read = 0
+        while read < tokens:
+            text = self._texts[self.begun % len(self._texts)]
+            self.begun += 1
+            made.append(self.read(text))
+            read += len(text.tokens) - text.answer
+        return made
+
+    def once(self) -> list[Sample]:
+        """Every text once."""
+        return [self.read(text) for text in self._texts]
+
+    def read(self, text: Given) -> Sample:
+        """One text with its states."""
+        ids = list(text.tokens[: self._most])
+        # The states of all of it are handed on once a further token stands behind it.
+        request = self._engine.submit(ids, SamplingParams(max_tokens=1))
         capture = _capture(request)
-        engine.step([request])
+        self._engine.step([request])
         states = capture.states()[: len(ids) - 1]
-        yield Sample(name, torch.tensor(list(ids), dtype=torch.int32), answer, states)
+        return Sample(text.name, torch.tensor(ids, dtype=torch.int32), text.answer, states)

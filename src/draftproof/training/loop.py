@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from draftproof.drafters.eagle_write import Origin
 from draftproof.stats import Stats
 from draftproof.training import checkpoint

@@ -1,4 +1,4 @@
-"""Optimizers and the schedule: torch's Muon for matrices, AdamW for all else, and transformers' cosine over the budget."""
+"""Muon for matrices, AdamW for all else, both torch's, and transformers' cosine over the budget."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ class Optimizer:
         made: list[torch.optim.Optimizer] = [torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.01)]
         if matrices:
             muon: Any = torch.optim.Muon
-            made.append(
-                muon(matrices, lr=rate, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
-            )
+            made.append(muon(matrices, lr=rate, momentum=0.95, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"))
         self._module, self._made = module, made
         self._schedules = [get_cosine_schedule_with_warmup(one, int(_WARM * _TICKS), _TICKS) for one in made]
         self._ticks = 0
@@ -65,7 +63,8 @@ class Optimizer:
 
 def _split(module: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """(matrices that map states to states, everything else: norms, biases, the output head)."""
-    matrices, others = [], []
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, parameter in module.named_parameters():
         inner = parameter.dim() == 2 and not name.startswith("lm_head")
         (matrices if inner else others).append(parameter)

@@ -53,7 +53,9 @@ class Store:
 
         self.folder.mkdir(parents=True, exist_ok=True)
         number = len(self.files)
-        named = {f"{i:05d}.{part}": getattr(one, part) for i, one in enumerate(samples) for part in ("tokens", "states")}
+        named = {
+            f"{i:05d}.{part}": getattr(one, part) for i, one in enumerate(samples) for part in ("tokens", "states")
+        }
         written = sum(len(one.tokens) - one.answer for one in samples)
         notes = {"names": json.dumps([one.name for one in samples]), "written": str(written)}
         notes["answers"] = json.dumps([one.answer for one in samples])

@@ -1,4 +1,4 @@
-"""What a target tells its pupil: embeddings, and its rows over the draft vocabulary from states behind its last layer."""
+"""What a target tells its pupil: embeddings, and its rows over the draft vocabulary."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def expected_counts(shared: Shared, states: Tensor, chunk: int = 256) -> Tensor:
     Smoother than counting what was written: tokens that could have been written count too.
     """
     product, counts = shared.head(), torch.zeros(0)
-    for part in states.split(chunk):
+    for part in torch.split(states, chunk):
         row = torch.softmax(product(shared.final_norm(part.float())).float(), -1).sum(0).double().cpu()
         counts = row if not len(counts) else counts + row
     return counts
