@@ -83,7 +83,7 @@ class LearnOptions:
     batch_tokens: Annotated[int, _run(metavar="N", min=16, help="Tokens a batch.")] = 4096
     evaluations: Annotated[int, _run(metavar="N", min=1, help="On the held-out prompts.")] = 12
     gamma: Annotated[int, _run(metavar="N", min=1, help="Draft tokens a step in the evaluations.")] = 5
-    rate: Annotated[float, _run(metavar="X", min=0, help="Learning rate at its highest.")] = 3e-3
+    rate: Annotated[float, _run(metavar="X", min=0, help="Learning rate at its highest.")] = 5e-3
     seed: Annotated[int, _run(metavar="N", min=0, help="Of all that is drawn.")] = 0
     resume: Annotated[bool, _run("--resume", help="Go on from OUT's checkpoint.")] = False
     device: Device = "cpu"

@@ -93,7 +93,7 @@ def prepare(
         say("writing what the draft vocabulary is counted from")
         first = source.write(_FIRST_ROUNDS * wanted.schedule.round_tokens)
         ids = _vocabulary(shared, first, config.draft_vocab)
-    course = _course(wanted, target, shared, config, ids)
+    course = _course(wanted, target, shared, config, ids, say)
     training = Training(course, source, kept, wanted.schedule, wanted.out, _origin(wanted, target))
     training.form = wanted.form
     if state is not None:
@@ -198,11 +198,16 @@ def _vocabulary(shared: Shared, samples: Sequence[Sample], size: int) -> Tensor:
     return counts.topk(min(size, len(counts))).indices.sort().values
 
 
-def _course(wanted: Wanted, target: Loaded, shared: Shared, config: HeadConfig | None, ids: Tensor | None) -> Course:
+def _course(
+    wanted: Wanted, target: Loaded, shared: Shared, config: HeadConfig | None, ids: Tensor | None, say: Say
+) -> Course:
     device = target.model.device
     speed = Speed.measured(device)
     if config is not None and ids is not None:
-        head = begin.new_head(config, ids, shared, wanted.schedule.seed).to(device)
+        head = begin.new_head(config, ids, shared, wanted.schedule.seed)
+        if not begin.take_layer(head, wanted.folder, target.model.num_layers - 1):
+            say("the target's files have no layer of the usual form, so the head begins with random weights")
+        head = head.to(device)
         return EagleCourse(head, Teacher(shared, ids, device), wanted.steps, wanted.loss, speed)
     torch.manual_seed(wanted.schedule.seed)
     layer = _layers(wanted, target)[0][0]

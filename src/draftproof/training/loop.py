@@ -39,7 +39,7 @@ class Schedule:
     batch_tokens: int = 4096
     evaluations: int = 12
     gamma: int = 5
-    rate: float = 3e-3
+    rate: float = 5e-3
     seed: int = 0
     pool_bytes: int = 3 * 10**9
 
@@ -97,7 +97,7 @@ class Training:
         self._rng = random.Random(schedule.seed)
         self._pool: list[Sample] = []
         self._began = time.monotonic()
-        self._before = 0.0
+        self._before = self._within = 0.0
 
     def run(self, on_progress: OnProgress, first: Sequence[Sample] = ()) -> Standing:
         """Until the budget is spent. first: samples that are there already, for the first round.
@@ -110,12 +110,15 @@ class Training:
             first = ()
             self.standing.written += sum(len(one.tokens) - one.answer for one in new)
             on_progress(self.share(), self.standing)
-            for group in batches(self._round(new), self.schedule.batch_tokens, self._rng):
+            groups = list(batches(self._round(new), self.schedule.batch_tokens, self._rng))
+            for number, group in enumerate(groups):
+                self._within = number / len(groups)
                 self._learn(group)
                 on_progress(self.share(), self.standing)
-                if self.schedule.rounds is None and self.share() >= 1:
+                if self.share() >= 1:
                     break
             self.standing.rounds += 1
+            self._within = 0.0
             if self.share() * self.schedule.evaluations >= len(self.standing.evaluations) + 1 or self.share() >= 1:
                 self.examine()
             self._save()
@@ -126,7 +129,8 @@ class Training:
         """How much of the budget is spent, 0 ... 1."""
         s, spent = self.schedule, self._before + time.monotonic() - self._began
         self.standing.seconds = spent
-        shares = [spent / s.seconds if s.seconds else 0.0, self.standing.rounds / s.rounds if s.rounds else 0.0]
+        rounds = self.standing.rounds + self._within
+        shares = [spent / s.seconds if s.seconds else 0.0, rounds / s.rounds if s.rounds else 0.0]
         return min(1.0, max(shares))
 
     def examine(self) -> Stats:
@@ -182,7 +186,6 @@ class Training:
         if not batch.mask.any():
             self.standing.skipped += 1
             return
-        self.optimizer.reach(self.share())
         lesson = self.course.learn(batch)
         total = lesson.total()
         value = float(total.detach())
@@ -190,7 +193,7 @@ class Training:
             culprit = lesson.culprit()
             named = ", ".join(batch.names) if culprit is None else batch.names[culprit]
             raise InputError(f"the loss is no finite number at the sample {named}: leave it out, or lower --rate.")
-        self.optimizer.step(total)
+        self.optimizer.step(total, self.share())
         self.standing.learned += int(batch.mask.sum())
         self.standing.see(value, lesson)
 

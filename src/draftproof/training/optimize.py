@@ -27,18 +27,14 @@ class Optimizer:
         self._module, self._made = module, made
         self._schedules = [get_cosine_schedule_with_warmup(one, int(_WARM * _TICKS), _TICKS) for one in made]
         self._ticks = 0
-        self.reach(1 / _TICKS)
 
-    def step(self, loss: torch.Tensor) -> None:
-        """Backward, clip, step."""
+    def step(self, loss: torch.Tensor, share: float) -> None:
+        """Backward, clip, step; then on to the learning rate of this share of the budget. It begins at 0."""
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self._module.parameters(), _MOST_NORM)
         for one in self._made:
             one.step()
             one.zero_grad()
-
-    def reach(self, share: float) -> None:
-        """The learning rate of this share of the budget; it never goes back."""
         while self._ticks < min(share, 1.0) * _TICKS - 0.5:
             self._ticks += 1
             for schedule in self._schedules:
