@@ -144,7 +144,8 @@ def test_one_text_learned_by_heart_is_drafted_whole(target: Loaded, ids: Tensor,
     schedule = Schedule(rounds=250, round_tokens=1, reuse=1, evaluations=1, gamma=3, rate=0.03)
     standing = Training(made, Again(samples), samples, schedule, tmp_path, ORIGIN).run(lambda share, standing: None)
     assert standing.evaluations[-1]["acceptance"] == [1.0, 1.0, 1.0]
-    assert served(tmp_path, target, samples).accepted_tokens >= 12
+    stats = served(tmp_path, target, samples)
+    assert stats.accepted_tokens == stats.draft_tokens > 10
 
 
 class Again:
@@ -173,7 +174,7 @@ def served(folder: Path, target: Loaded, samples: list[Sample], gamma: int = 3) 
 def test_simulated_acceptance_is_the_served_one(target: Loaded, ids: Tensor, tmp_path: Path) -> None:
     samples = greedy(target, 6, 40)
     made = course(target, new_head(target, ids, 0.05), 2)
-    schedule = Schedule(rounds=12, round_tokens=1, reuse=1, evaluations=1, gamma=3, rate=0.01)
+    schedule = Schedule(rounds=120, round_tokens=1, reuse=1, evaluations=1, gamma=3, rate=0.02)
     standing = Training(made, Again(samples[:3]), samples, schedule, tmp_path, ORIGIN).run(lambda share, standing: None)
     found = served(tmp_path, target, samples).mean_acceptance_length
     assert 1.2 < found and abs(standing.best - found) <= 0.05 * found
