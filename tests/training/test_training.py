@@ -13,15 +13,17 @@ import torch
 from models.hf_models import VOCABULARY, build, tokens
 from torch import Tensor
 
+from draftproof.batch import Job
 from draftproof.catalog import Loaded, load_drafter, load_rule
+from draftproof.drafters.children import Shape
+from draftproof.drafters.eagle_files import read_head
 from draftproof.drafters.eagle_head import EagleHead, HeadConfig
 from draftproof.drafters.eagle_write import FORMATS, Origin, write_head
-from draftproof.drafters.eagle_files import read_head
 from draftproof.drafters.exit_adapter import AdapterConfig, ExitAdapter
 from draftproof.engine import Engine
 from draftproof.heads import load_eagle
 from draftproof.models.hf import HfModel
-from draftproof.drafters.children import Shape
+from draftproof.prompts import Prompt
 from draftproof.session import Session
 from draftproof.stats import Stats
 from draftproof.training import begin, checkpoint
@@ -35,8 +37,6 @@ from draftproof.training.samples import Sample, batches, collate
 from draftproof.training.store import Store, estimate, refuse_short
 from draftproof.training.teacher import Teacher, expected_counts
 from draftproof.training.unroll import Runs, unroll
-from draftproof.batch import Job
-from draftproof.prompts import Prompt
 from draftproof.types import InputError, SamplingParams
 
 HIDDEN, COUNT = 32, 4
@@ -138,7 +138,7 @@ def serve(drafter: Any, target: Loaded, context: list[int], drafted: list[int]) 
 
 @pytest.mark.parametrize("loss", ["distance", "length"])
 def test_one_text_learned_by_heart_is_drafted_whole(target: Loaded, ids: Tensor, loss: Any, tmp_path: Path) -> None:
-    samples = [s for s in greedy(target, 1, 16)]
+    samples = greedy(target, 1, 16)
     every = torch.arange(VOCABULARY)
     made = course(target, new_head(target, every, 0.0), 3, loss)
     schedule = Schedule(rounds=250, round_tokens=1, reuse=1, evaluations=1, gamma=3, rate=0.03)
@@ -177,7 +177,7 @@ def test_simulated_acceptance_is_the_served_one(target: Loaded, ids: Tensor, tmp
     schedule = Schedule(rounds=120, round_tokens=1, reuse=1, evaluations=1, gamma=3, rate=0.02)
     standing = Training(made, Again(samples[:3]), samples, schedule, tmp_path, ORIGIN).run(lambda share, standing: None)
     found = served(tmp_path, target, samples).mean_acceptance_length
-    assert 1.2 < found and abs(standing.best - found) <= 0.05 * found
+    assert found > 1.2 and abs(standing.best - found) <= 0.05 * found
 
 
 def test_a_killed_run_goes_on(target: Loaded, ids: Tensor, tmp_path: Path) -> None:
@@ -292,7 +292,9 @@ def test_stored_samples_come_back(target: Loaded, tmp_path: Path) -> None:
     store.add(samples[2:])
     back = store.write(1) + store.write(1)
     assert [one.name for one in back] == [one.name for one in samples]
-    assert all(torch.equal(a.states, b.states) and torch.equal(a.tokens, b.tokens) for a, b in zip(back, samples))
+    assert all(
+        torch.equal(a.states, b.states) and torch.equal(a.tokens, b.tokens) for a, b in zip(back, samples, strict=True)
+    )
     written = sum(len(one.tokens) for one in samples)
     size = sum(file.stat().st_size for file in store.files)
     assert abs(size - estimate(written, 4, HIDDEN)) < 0.2 * size

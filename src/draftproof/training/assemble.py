@@ -35,7 +35,7 @@ from draftproof.vocab import fingerprint
 Kind = Literal["eagle", "early-exit"]
 KINDS: tuple[Kind, ...] = ("eagle", "early-exit")
 _HELD_TOKENS, _HELD_BATCH = 128, 32
-_COUNTED = 50_000  # states that the draft vocabulary is counted from
+_COUNTED = 25_000  # states that the draft vocabulary is counted from
 _FIRST_ROUNDS = 2
 Say = Callable[[str], None]
 
@@ -84,7 +84,7 @@ def prepare(
     held, jobs, read = _split(wanted, target, prompts, texts, layers)
     if wanted.store is not None:
         refuse_short(wanted.store, estimate(wanted.store_tokens, len(layers), shared.width))
-    say(f"writing {len(held)} held-out answers")
+    say("writing the held-out answers")
     kept = [sample for one in held for sample in one.once()]
     source = _source(wanted, writer, layers, jobs, read, say)
     first: list[Sample] = []
