@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -119,8 +119,7 @@ def command(
     if text.show_sample:
         _show(example(wanted, loaded, writer, asked, given), loaded)
         return
-    if loaded.model.device.type == "cpu":
-        torch.set_num_threads(run.threads or most)
+    wanted = replace(wanted, schedule=replace(wanted.schedule, threads=run.threads or most))
     training, first = prepare(wanted, loaded, writer, asked, given, show.notice)
     _announce(wanted, loaded, training.course.module)
     standing = _watched(training, first)

@@ -70,9 +70,14 @@ def new_head(config: HeadConfig, ids: Tensor, shared: Shared, seed: int) -> Eagl
         if isinstance(head.lm_head, nn.Linear):
             head.lm_head.weight.copy_(shared.head_rows(ids))
         if head.norm is not None:
-            # A norm over ones gives its own weight.
-            head.norm.weight.copy_(_FLAT * shared.final_norm(torch.ones(1, config.hidden))[0])
+            head.norm.weight.copy_(_FLAT * final_norm_weight(shared))
     return head
+
+
+def final_norm_weight(shared: Shared) -> Tensor:
+    """[H] on the target's device: a norm over ones gives its own weight."""
+    row = shared.head_rows(torch.zeros(1, dtype=torch.int64))
+    return shared.final_norm(torch.ones_like(row))[0]
 
 
 @torch.no_grad()

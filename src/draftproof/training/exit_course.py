@@ -13,6 +13,7 @@ from draftproof.contracts import Shared
 from draftproof.drafters.eagle_write import Origin
 from draftproof.drafters.exit_adapter import ExitAdapter, write_adapter
 from draftproof.stats import Stats
+from draftproof.training.begin import final_norm_weight
 from draftproof.training.course import Lesson, Speed, played
 from draftproof.training.losses import distance
 from draftproof.training.samples import Batch, Sample, batches, collate
@@ -27,8 +28,7 @@ class ExitCourse:
         device = adapter.norm.weight.device
         self._shared = shared
         self._weight = shared.head_rows(torch.arange(adapter.config.vocab)).to(device)
-        # A norm over ones gives its own weight.
-        self._norm = shared.final_norm(torch.ones(1, adapter.config.width))[0].to(device)
+        self._norm = final_norm_weight(shared).to(device)
 
     def learn(self, batch: Batch) -> Lesson:
         """The distance of the adapted rows from the target's, for every token whose successor the target wrote."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+
+import torch
 
 from draftproof.drafters.eagle_write import Origin
 from draftproof.stats import Stats
@@ -42,6 +45,7 @@ class Schedule:
     rate: float = 5e-3
     seed: int = 0
     pool_bytes: int = 3 * 10**9
+    threads: int | None = None
 
 
 class Source(Protocol):
@@ -110,20 +114,35 @@ class Training:
             first = ()
             self.standing.written += sum(len(one.tokens) - one.answer for one in new)
             on_progress(self.share(), self.standing)
-            groups = list(batches(self._round(new), self.schedule.batch_tokens, self._rng))
-            for number, group in enumerate(groups):
-                self._within = number / len(groups)
-                self._learn(group)
-                on_progress(self.share(), self.standing)
-                if self.share() >= 1:
-                    break
-            self.standing.rounds += 1
-            self._within = 0.0
-            if self.share() * self.schedule.evaluations >= len(self.standing.evaluations) + 1 or self.share() >= 1:
-                self.examine()
+            with self._threads():
+                self._learn_round(new, on_progress)
+                self.standing.rounds += 1
+                self._within = 0.0
+                due = len(self.standing.evaluations) + 1
+                if self.share() * self.schedule.evaluations >= due or self.share() >= 1:
+                    self.examine()
             self._save()
             on_progress(self.share(), self.standing)
         return self.standing
+
+    @contextmanager
+    def _threads(self) -> Iterator[None]:
+        """More threads for learning than for writing, where the model has threads of its own."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.schedule.threads or before)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    def _learn_round(self, new: list[Sample], on_progress: OnProgress) -> None:
+        groups = list(batches(self._round(new), self.schedule.batch_tokens, self._rng))
+        for number, group in enumerate(groups):
+            self._within = number / len(groups)
+            self._learn(group)
+            on_progress(self.share(), self.standing)
+            if self.share() >= 1:
+                return
 
     def share(self) -> float:
         """How much of the budget is spent, 0 ... 1."""

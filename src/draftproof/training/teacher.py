@@ -36,7 +36,8 @@ def expected_counts(shared: Shared, states: Tensor, chunk: int = 256) -> Tensor:
     Smoother than counting what was written: tokens that could have been written count too.
     """
     product, counts = shared.head(), torch.zeros(0)
+    device = shared.head_rows(torch.zeros(1, dtype=torch.int64)).device
     for part in torch.split(states, chunk):
-        row = torch.softmax(product(shared.final_norm(part.float())).float(), -1).sum(0).double().cpu()
+        row = torch.softmax(product(shared.final_norm(part.to(device).float())).float(), -1).sum(0).double().cpu()
         counts = row if not len(counts) else counts + row
     return counts
