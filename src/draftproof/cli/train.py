@@ -28,7 +28,7 @@ HELP = """Train a head (EAGLE-3) or an early-exit adapter for a target.
 The target answers the prompts, with its own chat template and at several temperatures, many at once; the states of \
 those same calls are what is learned from. Held-out prompts tell, at each evaluation, the mean acceptance length that \
 greedy drafting would have; the best checkpoint stays in OUT, which --drafter eagle:OUT (or \
-early-exit:adapter=OUT) loads. Killed runs go on with --resume.
+early-exit:layer=L,adapter=OUT) loads. Killed runs go on with --resume.
 """
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -123,7 +123,7 @@ def command(
     training, first = prepare(wanted, loaded, writer, asked, given, show.notice)
     _announce(wanted, loaded, training.course.module)
     standing = _watched(training, first)
-    _tell(wanted, standing, json)
+    _tell(wanted, standing, getattr(training.course.module.config, "layer", None), json)
 
 
 def seconds(text: str) -> float:
@@ -247,12 +247,13 @@ def _held(entry: dict[str, Any]) -> str:
     return f"held out: mean acceptance length {entry['mean_acceptance_length']:.2f}, by position {shares} ·"
 
 
-def _tell(wanted: Wanted, standing: Standing, as_json: bool) -> None:
+def _tell(wanted: Wanted, standing: Standing, layer: int | None, as_json: bool) -> None:
+    """layer: of an early exit."""
     best = max(standing.evaluations, key=lambda entry: entry["mean_acceptance_length"])
     if as_json:
         typer.echo(json.dumps({"out": str(wanted.out), "kind": wanted.kind, **asdict(standing)}))
         return
-    spec = f"eagle:{wanted.out}" if wanted.kind == "eagle" else f"early-exit:adapter={wanted.out}"
+    spec = f"eagle:{wanted.out}" if layer is None else f"early-exit:layer={layer},adapter={wanted.out}"
     typer.echo(f"{_held(best)} {standing.written:,} tokens written, {standing.learned:,} learned from")
     if standing.skipped:
         typer.echo(f"batches with nothing to learn from, skipped: {standing.skipped}")
