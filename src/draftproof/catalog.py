@@ -70,15 +70,9 @@ def _model(argument: str, options: Options, target: Loaded, place: Place) -> Dra
 
 
 def _early_exit(argument: str, options: Options, target: Loaded, place: Place) -> Drafter:
-    from draftproof.drafters.early_exit import EarlyExitDrafter
+    from draftproof.heads import load_early_exit
 
-    adapter = None
-    if "adapter" in options:
-        from draftproof.heads import load_adapter
-
-        adapter = load_adapter(options["adapter"], options.get("layer"), target)
-    own = max(1, target.model.num_layers // 4) if adapter is None else adapter.config.layer
-    return EarlyExitDrafter(target.model, options.get("layer", own), _shape(options), adapter)
+    return load_early_exit(options.get("layer"), options.get("adapter"), target, _shape(options))
 
 
 def _eagle(argument: str, options: Options, target: Loaded, place: Place) -> Drafter:

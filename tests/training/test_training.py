@@ -141,7 +141,7 @@ def test_one_text_learned_by_heart_is_drafted_whole(target: Loaded, ids: Tensor,
     samples = greedy(target, 1, 16)
     every = torch.arange(VOCABULARY)
     made = course(target, new_head(target, every, 0.0), 3, loss)
-    schedule = Schedule(rounds=250, round_tokens=1, reuse=1, evaluations=1, gamma=3, rate=0.03)
+    schedule = Schedule(rounds=150, round_tokens=1, reuse=1, evaluations=1, gamma=3, rate=0.03)
     standing = Training(made, Again(samples), samples, schedule, tmp_path, ORIGIN).run(lambda share, standing: None)
     assert standing.evaluations[-1]["acceptance"] == [1.0, 1.0, 1.0]
     stats = served(tmp_path, target, samples)

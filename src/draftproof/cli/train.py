@@ -76,7 +76,7 @@ class TextOptions:
 class LearnOptions:
     """How long, and how."""
 
-    budget: Annotated[str, _run(metavar="TIME", help="Such as 30m or 6h, the loading not included.")] = "60m"
+    budget: Annotated[str, _run(metavar="TIME", help="Such as 30m or 6h, all but the loading.")] = "60m"
     rounds: Annotated[int | None, _run(metavar="N", min=1, help="End after N rounds, whatever the time.")] = None
     round_tokens: Annotated[int, _run(metavar="N", min=1, help="New tokens a round.")] = 20_000
     reuse: Annotated[float, _run(metavar="X", min=1, help="How often a token is learned from, on average.")] = 2.0
@@ -239,7 +239,8 @@ def _watched(training: Any, first: Any) -> Standing:
 
 def _line(standing: Standing) -> str:
     agree = " ".join(f"{one:.2f}" for one in standing.agreement)
-    return f"loss {standing.loss:.3f} · agreement by step {agree} · {standing.written:,} tokens"
+    held = f" · held out {standing.evaluations[-1]['mean_acceptance_length']:.2f}" if standing.evaluations else ""
+    return f"loss {standing.loss:.3f} · agreement by step {agree} · {standing.written:,} tokens{held}"
 
 
 def _held(entry: dict[str, Any]) -> str:

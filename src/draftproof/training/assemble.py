@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -77,6 +78,7 @@ def prepare(
     target: whose head it will be; writer: who writes the answers, the same or a quicker form of it. texts: given
     ones, read instead of written. InputError for what does not go together, before anything is written.
     """
+    began = time.monotonic()
     shared = _shared(target)
     _refuse_overwriting(wanted)
     layers, config = _layers(wanted, target)
@@ -98,6 +100,7 @@ def prepare(
     training.form = wanted.form
     if state is not None:
         training.resume()
+    training.standing.seconds += time.monotonic() - began
     return training, first
 
 
