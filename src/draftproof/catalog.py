@@ -56,10 +56,9 @@ def _model(argument: str, options: Options, target: Loaded, place: Place) -> Dra
 
 
 def _early_exit(argument: str, options: Options, target: Loaded, place: Place) -> Drafter:
-    from draftproof.drafters.early_exit import EarlyExitDrafter
+    from draftproof.heads import load_early_exit
 
-    layer = options.get("layer", max(1, target.model.num_layers // 4))
-    return EarlyExitDrafter(target.model, layer, _shape(options))
+    return load_early_exit(options.get("layer"), options.get("adapter"), target, _shape(options))
 
 
 def _eagle(argument: str, options: Options, target: Loaded, place: Place) -> Drafter:
@@ -135,8 +134,8 @@ def drafters() -> dict[str, Entry]:
         ),
         "model": Entry("a separate draft model: model:hf:PATH", shape, _model, "spec"),
         "early-exit": Entry(
-            "the target's first layers with its own norm and head",
-            {**shape, "layer": int},
+            "the target's first layers with its own norm and head, and a trained adapter",
+            {**shape, "layer": int, "adapter": str},
             _early_exit,
             wants="early_exit",
         ),

@@ -10,6 +10,8 @@ from draftproof.drafters.best_first import BestFirst
 from draftproof.drafters.children import Shape
 from draftproof.drafters.eagle import EagleDrafter
 from draftproof.drafters.eagle_files import HeadFile, read_head
+from draftproof.drafters.early_exit import EarlyExitDrafter
+from draftproof.drafters.exit_adapter import ExitAdapter, read_adapter
 from draftproof.types import InputError
 from draftproof.vocab import fingerprint
 
@@ -38,3 +40,26 @@ def _refuse_stale(folder: str, read: HeadFile, target: Loaded) -> None:
         )
     if read.tokenizer and target.text is not None and read.tokenizer != fingerprint(target.text):
         raise InputError(f"the head in {folder} was made for another tokenizer than the target's: train one for it.")
+
+
+def load_early_exit(layer: int | None, folder: str | None, target: Loaded, shape: Shape) -> EarlyExitDrafter:
+    """Without a layer that of the adapter in the folder, or a quarter of all.
+
+    InputError for an adapter of another layer, vocabulary or tokenizer.
+    """
+    adapter = None if folder is None else _read_adapter(folder, layer, target)
+    own = max(1, target.model.num_layers // 4) if adapter is None else adapter.config.layer
+    return EarlyExitDrafter(target.model, own if layer is None else layer, shape, adapter)
+
+
+def _read_adapter(folder: str, layer: int | None, target: Loaded) -> ExitAdapter:
+    adapter = read_adapter(folder)
+    config = adapter.config
+    if layer not in (None, config.layer):
+        raise InputError(f"the adapter in {folder} was trained behind layer {config.layer}, not {layer}: say so.")
+    size = target.model.vocab_size
+    if config.vocab != size or (config.tokenizer and target.text and config.tokenizer != fingerprint(target.text)):
+        raise InputError(
+            f"the adapter in {folder} was made for another vocabulary than the target's: train one for it."
+        )
+    return adapter

@@ -21,6 +21,7 @@ VERBS = {
     "check": ("check", "Do a target and a draft model fit together, and what do they need?"),
     "audit": ("audit", "Prove that the output is the target's: exactly, by sampling, token by token."),
     "bench": ("bench", "Measure what a target call costs and what speculation brings."),
+    "train": ("train", "Train a head or an early-exit adapter for a target, from its own answers."),
     "plot": ("plot", "Draw the reports of bench as SVG and PNG."),
     "list": ("list_", "Models, drafters and rules, with their options."),
     "import": ("import_", "Convert a GGUF file into a Hugging Face folder."),

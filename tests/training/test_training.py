@@ -1,0 +1,329 @@
+"""Training: states as a direct forward has them, lessons as serving computes, drafts foretold, runs that go on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models.hf_models import VOCABULARY, build, tokens
+from torch import Tensor
+
+from draftproof.batch import Job
+from draftproof.catalog import Loaded, load_drafter, load_rule
+from draftproof.drafters.children import Shape
+from draftproof.drafters.eagle_files import read_head
+from draftproof.drafters.eagle_head import EagleHead, HeadConfig
+from draftproof.drafters.eagle_write import FORMATS, Origin, write_head
+from draftproof.drafters.exit_adapter import AdapterConfig, ExitAdapter
+from draftproof.engine import Engine
+from draftproof.heads import load_eagle
+from draftproof.models.hf import HfModel
+from draftproof.prompts import Prompt
+from draftproof.session import Session
+from draftproof.stats import Stats
+from draftproof.training import begin, checkpoint
+from draftproof.training.capture import Given, Plan, Reader, Writer, given
+from draftproof.training.course import Speed, played
+from draftproof.training.eagle_course import EagleCourse
+from draftproof.training.exit_course import ExitCourse
+from draftproof.training.loop import Schedule, Training
+from draftproof.training.losses import accepted_length
+from draftproof.training.samples import Sample, batches, collate
+from draftproof.training.store import Store, estimate, refuse_short
+from draftproof.training.teacher import Teacher, expected_counts
+from draftproof.training.unroll import Runs, unroll
+from draftproof.types import InputError, SamplingParams
+
+HIDDEN, COUNT = 32, 4
+LAYERS = (1, 2, 3)
+PLAIN = Speed("cpu", False)
+ORIGIN = Origin("", "", {})
+
+
+@pytest.fixture(scope="module")
+def target() -> Loaded:
+    """A random Llama."""
+    return Loaded(HfModel.wrap(build("llama"), "llama"), None)
+
+
+@pytest.fixture(scope="module")
+def ids() -> Tensor:
+    """All tokens but every seventh can be drafted."""
+    return torch.tensor([token for token in range(VOCABULARY) if token % 7])
+
+
+def config(ids: Tensor) -> HeadConfig:
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    return HeadConfig("eagle3", HIDDEN, 48, 4, 2, 8, 1e-6, VOCABULARY, len(ids), HIDDEN, LAYERS, rope, 512)
+
+
+def new_head(target: Loaded, ids: Tensor, spread: float = 0.3) -> EagleHead:
+    head = begin.new_head(config(ids), ids, target.model.shared(), 0)  # type: ignore[attr-defined]
+    generator = torch.Generator().manual_seed(1)
+    for parameter in head.parameters():
+        parameter.data += spread * torch.randn(parameter.shape, generator=generator) / parameter.shape[-1] ** 0.5
+    return head
+
+
+def course(target: Loaded, head: EagleHead, steps: int = 3, loss: Any = "distance") -> EagleCourse:
+    assert head.ids is not None
+    teacher = Teacher(target.model.shared(), head.ids)  # type: ignore[attr-defined]
+    return EagleCourse(head, teacher, steps, loss, PLAIN)
+
+
+def greedy(target: Loaded, count: int = 4, size: int = 24) -> list[Sample]:
+    jobs = [Job(lambda replies, i=i: tokens(5 + i, i), 1, f"prompt {i}") for i in range(count)]  # type: ignore[misc]
+    return Writer(target, (*LAYERS, COUNT), jobs, Plan((0.0,), size, 3)).once()
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_captured_states_are_those_of_a_direct_forward(target: Loaded, batch: int) -> None:
+    jobs = [Job(lambda replies, i=i: tokens(3 + 2 * i, i), 1, str(i)) for i in range(8)]  # type: ignore[misc]
+    samples = Writer(target, (*LAYERS, COUNT), jobs, Plan((0.0, 1.0), 12, batch)).once()
+    assert len(samples) == 8
+    for sample in samples:
+        (output,) = target.model.forward([Session(target.model).plan(sample.tokens.tolist())], (*LAYERS, COUNT))
+        assert output.hidden is not None
+        close = output.hidden[:-1].to(torch.bfloat16).float() - sample.states.float()
+        assert close.abs().max() <= 0.01 * sample.states.float().abs().max()
+    exact = Reader(target, LAYERS, [Given("", tuple(samples[0].tokens.tolist()), 1)], torch.float32).once()[0]
+    (output,) = target.model.forward([Session(target.model).plan(exact.tokens.tolist())], LAYERS)
+    assert output.hidden is not None and torch.allclose(output.hidden[:-1], exact.states, atol=1e-4)
+
+
+def test_lessons_compute_what_serving_computes(target: Loaded, ids: Tensor) -> None:
+    head, text = new_head(target, ids), tokens(20, 3)
+    shared = target.model.shared()  # type: ignore[attr-defined]
+    sample = Reader(target, (*LAYERS, COUNT), [Given("", tuple(text), 8)], torch.float32).once()[0]
+    batch = collate([sample, dataclasses.replace(sample, answer=12)])
+    made = unroll(head, Teacher(shared, ids).embed(batch.tokens[:, 1:]), batch.states[:, :, :3], batch.mask, 3)
+    runs = Runs.of(batch.mask)
+    drafter = load_eagle_of(head, target)
+    for row in range(len(runs.text)):
+        entry, offset = int(runs.entry[row]), int(runs.offset[row])
+        for step in range(min(3, offset + 1)):
+            served = serve(drafter, target, text[: entry - step + 2], text[entry - step + 2 : entry + 2])
+            assert torch.allclose(head.logits(made[step][row : row + 1]), served[ids][None], atol=1e-4)
+
+
+def load_eagle_of(head: EagleHead, target: Loaded) -> Any:
+    import copy
+
+    from draftproof.drafters.eagle import EagleDrafter
+
+    shared = target.model.shared()  # type: ignore[attr-defined]
+    return EagleDrafter(copy.deepcopy(head), shared, Shape.of(3, "", "chosen"))
+
+
+def serve(drafter: Any, target: Loaded, context: list[int], drafted: list[int]) -> Tensor:
+    """[V]: the drafter's logits behind a context and the tokens drafted so far."""
+    from draftproof.types import chain
+
+    session = Session(target.model)
+    mine = drafter.start(session)
+    (output,) = target.model.forward([session.plan(context)], LAYERS)
+    assert output.hidden is not None
+    mine.observe(context, (), output.hidden[:-1])
+    (logits,) = drafter.call([mine.plan(context)])
+    for count in range(1, len(drafted) + 1):
+        (logits,) = drafter.call([mine.plan_more(chain(drafted[:count]))])
+    row: Tensor = logits[-1]
+    return row
+
+
+@pytest.mark.parametrize("loss", ["distance", "length"])
+def test_one_text_learned_by_heart_is_drafted_whole(target: Loaded, ids: Tensor, loss: Any, tmp_path: Path) -> None:
+    samples = greedy(target, 1, 16)
+    every = torch.arange(VOCABULARY)
+    made = course(target, new_head(target, every, 0.0), 3, loss)
+    schedule = Schedule(rounds=150, round_tokens=1, reuse=1, evaluations=1, gamma=3, rate=0.03)
+    standing = Training(made, Again(samples), samples, schedule, tmp_path, ORIGIN).run(lambda share, standing: None)
+    assert standing.evaluations[-1]["acceptance"] == [1.0, 1.0, 1.0]
+    stats = served(tmp_path, target, samples)
+    assert stats.accepted_tokens == stats.draft_tokens > 10
+
+
+class Again:
+    """The same samples each round."""
+
+    def __init__(self, samples: list[Sample]) -> None:
+        self.samples, self.begun = samples, 0
+
+    def write(self, count: int) -> list[Sample]:
+        self.begun += 1
+        return list(self.samples)
+
+
+def served(folder: Path, target: Loaded, samples: list[Sample], gamma: int = 3) -> Stats:
+    """The engine on the samples' prompts."""
+    drafter = load_drafter(f"eagle:{folder},gamma={gamma},children=chosen", target)
+    engine = Engine(target.model, drafter, load_rule("auto", drafter))
+    stats = Stats()
+    for sample in samples:
+        length = len(sample.tokens) - sample.answer
+        for step in engine.generate(sample.tokens[: sample.answer].tolist(), SamplingParams(max_tokens=length)):
+            stats.add(step)
+    return stats
+
+
+def test_simulated_acceptance_is_the_served_one(target: Loaded, ids: Tensor, tmp_path: Path) -> None:
+    samples = greedy(target, 6, 40)
+    made = course(target, new_head(target, ids, 0.05), 2)
+    schedule = Schedule(rounds=120, round_tokens=1, reuse=1, evaluations=1, gamma=3, rate=0.02)
+    standing = Training(made, Again(samples[:3]), samples, schedule, tmp_path, ORIGIN).run(lambda share, standing: None)
+    found = served(tmp_path, target, samples).mean_acceptance_length
+    assert found > 1.2 and abs(standing.best - found) <= 0.05 * found
+
+
+def test_a_killed_run_goes_on(target: Loaded, ids: Tensor, tmp_path: Path) -> None:
+    samples = greedy(target, 4, 24)
+    schedule = Schedule(rounds=6, round_tokens=1, reuse=1, evaluations=2, gamma=3, rate=0.01)
+
+    def training(folder: str, limit: int | None = None) -> Training:
+        class Killed(Again):
+            def write(self, count: int) -> list[Sample]:
+                if self.begun == limit:
+                    raise KeyboardInterrupt
+                return super().write(count)
+
+        made = course(target, new_head(target, ids, 0.0), 2)
+        return Training(made, Killed(samples), samples, schedule, tmp_path / folder, ORIGIN)
+
+    whole = training("whole").run(lambda share, standing: None)
+    with pytest.raises(KeyboardInterrupt):
+        training("killed", 3).run(lambda share, standing: None)
+    again = training("killed")
+    again.resume()
+    assert again.standing.rounds == 3
+    resumed = again.run(lambda share, standing: None)
+    one, other = (run.evaluations[-1]["mean_acceptance_length"] for run in (whole, resumed))
+    assert abs(one - other) <= 0.01 * one and resumed.batches == whole.batches
+    with pytest.raises(InputError, match="resume"):
+        checkpoint.load(tmp_path / "nowhere")
+
+
+def test_a_loss_that_is_no_number_names_the_sample(target: Loaded, ids: Tensor, tmp_path: Path) -> None:
+    samples = greedy(target, 3)
+    bad = dataclasses.replace(samples[1], states=torch.full_like(samples[1].states, float("nan")))
+    made = course(target, new_head(target, ids))
+    schedule = Schedule(rounds=2, round_tokens=1, reuse=1)
+    training = Training(made, Again([samples[0], bad]), samples, schedule, tmp_path, ORIGIN)
+    with pytest.raises(InputError, match=bad.name):
+        training.run(lambda share, standing: None)
+
+
+def test_batches_with_nothing_to_learn_are_counted(target: Loaded, ids: Tensor, tmp_path: Path) -> None:
+    samples = greedy(target, 2)
+    empty = dataclasses.replace(samples[0], answer=len(samples[0].tokens))
+    schedule = Schedule(rounds=3, round_tokens=1, reuse=1, batch_tokens=16, evaluations=1)
+    made = course(target, new_head(target, ids))
+    standing = Training(made, Again([samples[1], empty]), samples, schedule, tmp_path, ORIGIN).run(lambda *_: None)
+    assert (standing.skipped, standing.batches) == (3, 3)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_is_read_back(target: Loaded, ids: Tensor, form: str, tmp_path: Path) -> None:
+    head = new_head(target, ids)
+    write_head(head, tmp_path, ORIGIN, form)
+    read = read_head(tmp_path, COUNT)
+    assert not [name for name in read.unused if name != "t2d"] and read.head.config.layers == LAYERS
+    assert read.head.ids is not None and torch.equal(read.head.ids, ids)
+    rounded = {name: value if form == "draftproof" else value.bfloat16().float() for name, value in weights(head)}
+    assert all(torch.equal(rounded[name], value) for name, value in weights(read.head))
+    with pytest.raises(InputError, match="format"):
+        write_head(head, tmp_path, ORIGIN, "gguf")
+
+
+def weights(head: EagleHead) -> list[tuple[str, Tensor]]:
+    return [(name, parameter.detach()) for name, parameter in head.named_parameters()]
+
+
+def test_an_adapter_learns_and_drafts(target: Loaded, tmp_path: Path) -> None:
+    layers = (2, COUNT)
+    jobs = [Job(lambda replies, i=i: tokens(5, i), 1, str(i)) for i in range(3)]  # type: ignore[misc]
+    samples = Writer(target, layers, jobs, Plan((0.0,), 24, 3)).once()
+    adapter = ExitAdapter(AdapterConfig(2, HIDDEN, 16, VOCABULARY, 1e-6))
+    made = ExitCourse(adapter, target.model.shared(), PLAIN)  # type: ignore[attr-defined]
+    before = made.examine(samples, 3, 512).mean_acceptance_length
+    schedule = Schedule(rounds=30, round_tokens=1, reuse=1, evaluations=1, gamma=3, rate=0.02)
+    standing = Training(made, Again(samples), samples, schedule, tmp_path, ORIGIN).run(lambda *_: None)
+    assert standing.best > before
+    drafter = load_drafter(f"early-exit:layer=2,adapter={tmp_path},gamma=3,children=chosen", target)
+    engine, stats = Engine(target.model, drafter, load_rule("auto", drafter)), Stats()
+    for sample in samples:
+        written = []
+        for step in engine.generate(sample.tokens[:5].tolist(), SamplingParams(max_tokens=24)):
+            stats.add(step)
+            written += step.tokens
+        assert written == sample.tokens[5:].tolist()
+    assert abs(stats.mean_acceptance_length - standing.best) <= 0.05 * standing.best
+    with pytest.raises(InputError, match="layer 2, not 1"):
+        load_drafter(f"early-exit:layer=1,adapter={tmp_path}", target)
+
+
+def test_the_length_is_the_rules_own_with_roles_exchanged() -> None:
+    p, q = torch.rand(50, 4), torch.rand(50, 4)
+    ratio = (q / p).clamp(max=1).double()
+    assert torch.allclose(accepted_length(p, q), ratio.cumprod(1).sum(1))
+    # Over texts of the target it is the mass that both rows share (Leviathan et al., theorem 3.5).
+    rows = torch.rand(2, 6, dtype=torch.float64)
+    one, other = rows / rows.sum(1, keepdim=True)
+    mean = (one * accepted_length(one[:, None].float(), other[:, None].float())).sum()
+    assert torch.isclose(mean, torch.minimum(one, other).sum(), atol=1e-6)
+
+
+def test_drafts_played_through_a_text_by_hand() -> None:
+    sample = Sample("", torch.arange(9, dtype=torch.int32), 2, torch.empty(8, 1, 1))
+    hits = torch.zeros(2, 8, dtype=torch.bool)
+    hits[0, [1, 4, 5]] = hits[1, [2, 5]] = True
+    # From entry 1 both drafts are right; from 4 both; nothing is left behind.
+    stats = played(sample, hits)
+    assert (stats.steps, stats.accepted_tokens, stats.tokens) == (2, 4, 6)
+
+
+def test_stored_samples_come_back(target: Loaded, tmp_path: Path) -> None:
+    store, samples = Store(tmp_path), greedy(target, 3)
+    store.add(samples[:2])
+    store.add(samples[2:])
+    back = store.write(1) + store.write(1)
+    assert [one.name for one in back] == [one.name for one in samples]
+    assert all(
+        torch.equal(a.states, b.states) and torch.equal(a.tokens, b.tokens) for a, b in zip(back, samples, strict=True)
+    )
+    written = sum(len(one.tokens) for one in samples)
+    size = sum(file.stat().st_size for file in store.files)
+    assert abs(size - estimate(written, 4, HIDDEN)) < 0.2 * size
+    with pytest.raises(InputError, match="store fewer"):
+        refuse_short(tmp_path, 10**18)
+
+
+def test_batches_hold_every_sample_once(target: Loaded) -> None:
+    samples = greedy(target, 6)
+    made = list(batches(samples, 64, random.Random(0)))
+    assert sorted(s.name for group in made for s in group) == sorted(s.name for s in samples)
+    assert all(len(group) * max(len(s.tokens) for s in group) <= 64 for group in made)
+
+
+def test_expected_counts_are_the_targets_rows(target: Loaded) -> None:
+    text = tokens(12, 5)
+    (output,) = target.model.forward([dataclasses.replace(Session(target.model).plan(text), rows=12)], (COUNT,))
+    assert output.hidden is not None
+    counts = expected_counts(target.model.shared(), output.hidden[:, 0], 5)  # type: ignore[attr-defined]
+    assert torch.allclose(counts, output.logits.softmax(-1).sum(0).double(), atol=1e-4)
+
+
+def test_given_conversations_end_with_the_assistant() -> None:
+    with pytest.raises(InputError, match="ends with a message of the assistant"):
+        given(None, Prompt(messages=({"role": "user", "content": "hi"},)))  # type: ignore[arg-type]
+    assert given(None, Prompt(token_ids=(1, 2, 3))).answer == 1  # type: ignore[arg-type]
+
+
+def test_notes_of_an_exported_head(target: Loaded, ids: Tensor, tmp_path: Path) -> None:
+    write_head(new_head(target, ids), tmp_path, Origin("print", "", {"steps": 2}))
+    assert json.loads((tmp_path / "config.json").read_text())["draftproof"] == {"tokenizer": "print", "steps": 2}
+    assert load_eagle(str(tmp_path), target, Shape.of(2, "", "drawn")).gamma == 2
