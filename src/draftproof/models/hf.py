@@ -154,7 +154,8 @@ class HfModel:
     def _exit(self, segments: Sequence[Segment], layers: Sequence[int], exit_layer: int) -> list[Output]:
         items = [self._item(segment, shallow=True) for segment in segments]
         logits, states = self._run(self._variant("lower", exit_layer), items, [*layers, exit_layer])
-        for item, piece in zip(items, _split(states, exit_layer, items), strict=True):
+        sizes = [item.size for item in items]
+        for item, piece in zip(items, torch.split(states[exit_layer][0], sizes), strict=True):
             item.cache.shallow += item.size
             item.cache.exit_layer = exit_layer
             item.cache.states.append(piece)
@@ -169,7 +170,8 @@ class HfModel:
         below = [_unfed(item) for item in items]
         _, fresh = self._run(self._variant("lower", exit_layer), below, [exit_layer], head=False)
         pieces: list[Tensor] = []
-        for item, piece in zip(items, _split(fresh, exit_layer, below), strict=True):
+        sizes = [item.size for item in below]
+        for item, piece in zip(items, torch.split(fresh[exit_layer][0], sizes), strict=True):
             done = item.segment.resume
             pieces += [torch.cat(item.cache.states)[:done], piece] if done else [piece]
         states = torch.cat(pieces)[None]
@@ -268,8 +270,7 @@ class HfModel:
             return self.forward([plain(cache, tokens, 2 if exit_layer else 0)])[0].logits
 
         hf_check.self_test(model, together, self.vocab_size, self.name)
-        middle = (self.num_layers + 1) // 2
-        if not hf_check.agrees(lambda: resumed(middle), lambda: resumed(None)):
+        if not hf_check.agrees(lambda: resumed((self.num_layers + 1) // 2), lambda: resumed(None)):
             self.can -= {"early_exit", "lowbit"}
 
 
@@ -281,11 +282,6 @@ def _unfed(item: _Item) -> _Item:
     tokens = item.tokens[done:]
     described = feed(item.cache.length + done, len(tokens), item.segment.parents)
     return _Item(item.segment, item.cache, Part(described, item.cache.appenders(described.before)), tokens)
-
-
-def _split(states: dict[int, Tensor], layer: int, items: Sequence[_Item]) -> Sequence[Tensor]:
-    """The states [T, H] of every item."""
-    return torch.split(states[layer][0], [item.size for item in items])
 
 
 def _commit(items: Sequence[_Item]) -> None:
