@@ -67,12 +67,13 @@ int Pool::take(int worker) {
   return -1;
 }
 
-bool Pool::take_one(int worker) {
-  const int item = take(worker);
-  if (item < 0) return false;
-  call_(work_, item, worker);
-  finished_.fetch_add(1, std::memory_order_release);
-  return true;
+// Works until nothing is left to take; false if that was so at once. Finished items are told together: telling each
+// would send the counter back and forth between the cores, which for small items took as long as the work.
+bool Pool::drain(int worker) {
+  int done = 0;
+  for (int item = take(worker); item >= 0; item = take(worker), ++done) call_(work_, item, worker);
+  if (done > 0) finished_.fetch_add(done, std::memory_order_release);
+  return done > 0;
 }
 
 void Pool::share(int count, Call call, void* work) {
@@ -89,8 +90,7 @@ void Pool::share(int count, Call call, void* work) {
     }  // a thread between its last look and its sleep holds the gate
     wake_.notify_all();
   }
-  while (take_one(0)) {
-  }
+  drain(0);
   for (int spin = 0; finished_.load(std::memory_order_acquire) < count; ++spin) back_off(spin);
 }
 
@@ -104,7 +104,7 @@ void Pool::sleep() {
 void Pool::serve(int worker) {
   const StandardFloats floats;
   for (int spin = 0; !stopping_; ++spin) {
-    if (take_one(worker)) spin = 0;
+    if (drain(worker)) spin = 0;
     else if (spin < kSpins) pause();
     else sleep(), spin = 0;
   }

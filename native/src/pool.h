@@ -48,7 +48,7 @@ class Pool {
   };
 
   void share(int count, Call call, void* work);
-  bool take_one(int worker);
+  bool drain(int worker);
   int take(int worker);
   bool has_items() const;
   void serve(int worker);

@@ -121,10 +121,11 @@ inline void quantise(const float* x, int depth, int rows, int r, std::int8_t* qu
     std::int32_t q[kGroup], sum = 0;
     float scale;
     quantise_group(x + g * kGroup, q, scale);
-    for (int i = 0; i < kGroup; ++i) {
-      sum += q[i];
-      quants[((g * kGroup + i) / 4 * rows + r) * 4 + i % 4] = static_cast<std::int8_t>(q[i]);
-    }
+    std::int8_t bytes[kGroup];
+    for (int i = 0; i < kGroup; ++i) sum += q[i];
+    for (int i = 0; i < kGroup; ++i) bytes[i] = static_cast<std::int8_t>(q[i]);
+    std::int8_t* out = quants + (g * kGroup * rows + r * 4);
+    for (int i = 0; i < kGroup; i += 4) __builtin_memcpy(out + i * rows, bytes + i, 4);
     scales[g * rows + r] = scale;
     offsets[g * rows + r] = -128 * sum;
     sums[g * rows + r] = scale * static_cast<float>(sum);

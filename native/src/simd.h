@@ -42,9 +42,9 @@ inline float lane_sum(V16 v) {
 inline float lane_max(V16 v) {
   float lanes[kLanes];
   store(lanes, v);
-  float best = lanes[0];
-  for (int i = 1; i < kLanes; ++i) best = lanes[i] > best ? lanes[i] : best;
-  return best;
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lanes[i] = lanes[i + width] > lanes[i] ? lanes[i + width] : lanes[i];
+  return lanes[0];
 }
 
 // e^x by range reduction to |r| <= ln(2)/2 and a polynomial of degree 6 (coefficients of Cephes expf); 1e-7 relative.

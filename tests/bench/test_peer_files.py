@@ -108,8 +108,9 @@ def test_what_is_no_gguf_file_or_format_is_refused(source: Path, tmp_path: Path)
         GgufFiles(source, tmp_path, ("q5",))
 
 
-def test_another_models_file_is_refused(source: Path, tmp_path: Path) -> None:
-    folder = import_gguf(source, tmp_path / "folder")
+@pytest.mark.parametrize("grid", [False, True])
+def test_another_models_file_is_refused(source: Path, grid: bool, tmp_path: Path) -> None:
+    folder = import_gguf(source, tmp_path / "folder", keep_quantized=grid)
     check_same_weights(source, folder)
     other = write_gguf(tmp_path / "other.gguf", small_model("qwen2", seed=1), "qwen2")
     with pytest.raises(InputError, match="does not hold the weights"):

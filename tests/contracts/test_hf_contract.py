@@ -40,10 +40,12 @@ def drafter(name: str, family: str, gamma: int = 5) -> Drafter:
     return load_drafter(spec, Loaded(target(family)[1], None))
 
 
-def emitted(family: str, made: Drafter, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[list[int]]:
-    """All prompts as one batch."""
-    engine = Engine(target(family)[1], made, load_rule("coupled" if params.temperature else "auto", made))
-    requests = [engine.submit(prompt, params) for prompt in prompts]
+def emitted(
+    family: str, made: Drafter, prompts: Sequence[Sequence[int]], *ways: SamplingParams, rule: str = "auto"
+) -> list[list[int]]:
+    """Every prompt in every way, as one batch; at a temperature by the coupled rule."""
+    engine = Engine(target(family)[1], made, load_rule("coupled" if ways[0].temperature else rule, made))
+    requests = [engine.submit(prompt, params) for params in ways for prompt in prompts]
     while any(request.finish_reason is None for request in requests):
         engine.step(requests)
     return [request.output for request in requests]
@@ -78,21 +80,20 @@ def test_coupled_text_is_plain_text_of_the_same_seed(family: str, name: str) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gamma", range(1, 17))
+@pytest.mark.parametrize("rule", ["token", "block", "tree", "coupled"])
 @pytest.mark.parametrize("name", ["ngram:min=1", "early-exit:layer=2", "model", "itself"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_long_texts_for_every_gamma(family: str, name: str, gamma: int) -> None:
-    outputs = emitted(family, drafter(name, family, gamma), PROMPTS, SamplingParams(max_tokens=256))
+def test_long_texts_for_every_gamma(family: str, name: str, rule: str) -> None:
+    ways = [SamplingParams(max_tokens=256, gamma=gamma) for gamma in range(1, 17)]
+    outputs = emitted(family, drafter(name, family, 16), PROMPTS, *ways, rule=rule)
     for i, output in enumerate(outputs):
-        assert output == plain(family, i, 256)
+        assert output == plain(family, i % len(PROMPTS), 256)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", [*DRAFTERS[1:], *MODELS])
 def test_a_hundred_seeds(family: str, name: str) -> None:
-    for seed in range(100):
-        params = SamplingParams(temperature=1, max_tokens=16, seed=seed)
-        assert emitted(family, drafter(name, family), PROMPTS[:1], params) == emitted(
-            family, drafter("null", family), PROMPTS[:1], params
-        )
+    ways = [SamplingParams(temperature=1, max_tokens=16, seed=seed) for seed in range(100)]
+    outputs = emitted(family, drafter(name, family), PROMPTS[:1], *ways)
+    assert outputs == emitted(family, drafter("null", family), PROMPTS[:1], *ways)

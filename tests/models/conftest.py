@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from models import native_models
+from models.damage import tiny
+from models.gguf_files import write_gguf
 from models.hf_models import FAMILIES, Pair, pair_of
 
 
@@ -28,3 +30,10 @@ def pair(request: pytest.FixtureRequest) -> Pair:
 def llama() -> Pair:
     """The Llama pair alone."""
     return pair_of("llama")
+
+
+@pytest.fixture(scope="session")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small sound GGUF file with three kinds of grids."""
+    storage = {"": "Q4_1", "token_embd.weight": "Q8_0", "blk.0.ffn_up.weight": "Q4_0"}
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "small.gguf", tiny(), "llama", storage)

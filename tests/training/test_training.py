@@ -3,82 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from models.hf_models import VOCABULARY, build, tokens
+from models.hf_models import VOCABULARY, tokens
 from torch import Tensor
+from training.pupils import COUNT, HIDDEN, LAYERS, ORIGIN, PLAIN, course, greedy, new_head
 
 from draftproof.batch import Job
 from draftproof.catalog import Loaded, load_drafter, load_rule
 from draftproof.drafters.children import Shape
 from draftproof.drafters.eagle_files import read_head
-from draftproof.drafters.eagle_head import EagleHead, HeadConfig
-from draftproof.drafters.eagle_write import FORMATS, Origin, write_head
+from draftproof.drafters.eagle_head import EagleHead
+from draftproof.drafters.eagle_write import FORMATS, write_head
 from draftproof.drafters.exit_adapter import AdapterConfig, ExitAdapter
 from draftproof.engine import Engine
-from draftproof.heads import load_eagle
-from draftproof.models.hf import HfModel
-from draftproof.prompts import Prompt
 from draftproof.session import Session
 from draftproof.stats import Stats
-from draftproof.training import begin, checkpoint
-from draftproof.training.capture import Given, Plan, Reader, Writer, given
-from draftproof.training.course import Speed, played
-from draftproof.training.eagle_course import EagleCourse
+from draftproof.training import checkpoint
+from draftproof.training.capture import Given, Plan, Reader, Writer
 from draftproof.training.exit_course import ExitCourse
 from draftproof.training.loop import Schedule, Training
-from draftproof.training.losses import accepted_length
-from draftproof.training.samples import Sample, batches, collate
-from draftproof.training.store import Store, estimate, refuse_short
-from draftproof.training.teacher import Teacher, expected_counts
+from draftproof.training.samples import Sample, collate
+from draftproof.training.teacher import Teacher
 from draftproof.training.unroll import Runs, unroll
 from draftproof.types import InputError, SamplingParams
-
-HIDDEN, COUNT = 32, 4
-LAYERS = (1, 2, 3)
-PLAIN = Speed("cpu", False)
-ORIGIN = Origin("", "", {})
-
-
-@pytest.fixture(scope="module")
-def target() -> Loaded:
-    """A random Llama."""
-    return Loaded(HfModel.wrap(build("llama"), "llama"), None)
-
-
-@pytest.fixture(scope="module")
-def ids() -> Tensor:
-    """All tokens but every seventh can be drafted."""
-    return torch.tensor([token for token in range(VOCABULARY) if token % 7])
-
-
-def config(ids: Tensor) -> HeadConfig:
-    rope = {"rope_type": "default", "rope_theta": 1e4}
-    return HeadConfig("eagle3", HIDDEN, 48, 4, 2, 8, 1e-6, VOCABULARY, len(ids), HIDDEN, LAYERS, rope, 512)
-
-
-def new_head(target: Loaded, ids: Tensor, spread: float = 0.3) -> EagleHead:
-    head = begin.new_head(config(ids), ids, target.model.shared(), 0)  # type: ignore[attr-defined]
-    generator = torch.Generator().manual_seed(1)
-    for parameter in head.parameters():
-        parameter.data += spread * torch.randn(parameter.shape, generator=generator) / parameter.shape[-1] ** 0.5
-    return head
-
-
-def course(target: Loaded, head: EagleHead, steps: int = 3, loss: Any = "distance") -> EagleCourse:
-    assert head.ids is not None
-    teacher = Teacher(target.model.shared(), head.ids)  # type: ignore[attr-defined]
-    return EagleCourse(head, teacher, steps, loss, PLAIN)
-
-
-def greedy(target: Loaded, count: int = 4, size: int = 24) -> list[Sample]:
-    jobs = [Job(lambda replies, i=i: tokens(5 + i, i), 1, f"prompt {i}") for i in range(count)]  # type: ignore[misc]
-    return Writer(target, (*LAYERS, COUNT), jobs, Plan((0.0,), size, 3)).once()
 
 
 @pytest.mark.parametrize("batch", [1, 8])
@@ -264,66 +215,3 @@ def test_an_adapter_learns_and_drafts(target: Loaded, tmp_path: Path) -> None:
     assert abs(stats.mean_acceptance_length - standing.best) <= 0.05 * standing.best
     with pytest.raises(InputError, match="layer 2, not 1"):
         load_drafter(f"early-exit:layer=1,adapter={tmp_path}", target)
-
-
-def test_the_length_is_the_rules_own_with_roles_exchanged() -> None:
-    p, q = torch.rand(50, 4), torch.rand(50, 4)
-    ratio = (q / p).clamp(max=1).double()
-    assert torch.allclose(accepted_length(p, q), ratio.cumprod(1).sum(1))
-    # Over texts of the target it is the mass that both rows share (Leviathan et al., theorem 3.5).
-    rows = torch.rand(2, 6, dtype=torch.float64)
-    one, other = rows / rows.sum(1, keepdim=True)
-    mean = (one * accepted_length(one[:, None].float(), other[:, None].float())).sum()
-    assert torch.isclose(mean, torch.minimum(one, other).sum(), atol=1e-6)
-
-
-def test_drafts_played_through_a_text_by_hand() -> None:
-    sample = Sample("", torch.arange(9, dtype=torch.int32), 2, torch.empty(8, 1, 1))
-    hits = torch.zeros(2, 8, dtype=torch.bool)
-    hits[0, [1, 4, 5]] = hits[1, [2, 5]] = True
-    # From entry 1 both drafts are right; from 4 both; nothing is left behind.
-    stats = played(sample, hits)
-    assert (stats.steps, stats.accepted_tokens, stats.tokens) == (2, 4, 6)
-
-
-def test_stored_samples_come_back(target: Loaded, tmp_path: Path) -> None:
-    store, samples = Store(tmp_path), greedy(target, 3)
-    store.add(samples[:2])
-    store.add(samples[2:])
-    back = store.write(1) + store.write(1)
-    assert [one.name for one in back] == [one.name for one in samples]
-    assert all(
-        torch.equal(a.states, b.states) and torch.equal(a.tokens, b.tokens) for a, b in zip(back, samples, strict=True)
-    )
-    written = sum(len(one.tokens) for one in samples)
-    size = sum(file.stat().st_size for file in store.files)
-    assert abs(size - estimate(written, 4, HIDDEN)) < 0.2 * size
-    with pytest.raises(InputError, match="store fewer"):
-        refuse_short(tmp_path, 10**18)
-
-
-def test_batches_hold_every_sample_once(target: Loaded) -> None:
-    samples = greedy(target, 6)
-    made = list(batches(samples, 64, random.Random(0)))
-    assert sorted(s.name for group in made for s in group) == sorted(s.name for s in samples)
-    assert all(len(group) * max(len(s.tokens) for s in group) <= 64 for group in made)
-
-
-def test_expected_counts_are_the_targets_rows(target: Loaded) -> None:
-    text = tokens(12, 5)
-    (output,) = target.model.forward([dataclasses.replace(Session(target.model).plan(text), rows=12)], (COUNT,))
-    assert output.hidden is not None
-    counts = expected_counts(target.model.shared(), output.hidden[:, 0], 5)  # type: ignore[attr-defined]
-    assert torch.allclose(counts, output.logits.softmax(-1).sum(0).double(), atol=1e-4)
-
-
-def test_given_conversations_end_with_the_assistant() -> None:
-    with pytest.raises(InputError, match="ends with a message of the assistant"):
-        given(None, Prompt(messages=({"role": "user", "content": "hi"},)))  # type: ignore[arg-type]
-    assert given(None, Prompt(token_ids=(1, 2, 3))).answer == 1  # type: ignore[arg-type]
-
-
-def test_notes_of_an_exported_head(target: Loaded, ids: Tensor, tmp_path: Path) -> None:
-    write_head(new_head(target, ids), tmp_path, Origin("print", "", {"steps": 2}))
-    assert json.loads((tmp_path / "config.json").read_text())["draftproof"] == {"tokenizer": "print", "steps": 2}
-    assert load_eagle(str(tmp_path), target, Shape.of(2, "", "drawn")).gamma == 2

@@ -94,23 +94,17 @@ def convert(source: Path, kind: str, out: Path, progress: Progress | None = None
 
 def check_same_weights(gguf: Path, folder: Path) -> None:
     """InputError unless embedding and final norm of the file, in bfloat16, are those of the folder."""
-    from safetensors import safe_open
+    from draftproof.models.native.checkpoint import Checkpoint
 
     reader = _reader(gguf)
     stored = {tensor.name: tensor for tensor in reader.tensors}
     names = {"model.norm.weight": "output_norm.weight", "model.embed_tokens.weight": "token_embd.weight"}
-    sentence = f"{gguf.name} does not hold the weights of {folder}: name the file that the folder was imported from"
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as weights:
-            for name in names.keys() & set(weights.keys()):
-                ours, theirs = _bf16(weights.get_tensor(name).float().numpy()), stored.pop(names[name], None)
-                if theirs is None:
-                    raise InputError(f"{sentence}.")
-                offset = _offset(reader, theirs.name)
-                if not np.array_equal(_bf16(_values(theirs, gguf) - offset), ours):
-                    raise InputError(f"{sentence}.")
-    if set(names.values()) & set(stored):
-        raise InputError(f"{sentence}.")
+    sentence = f"{gguf.name} does not hold the weights of {folder}: name the file that the folder was imported from."
+    with Checkpoint(folder) as weights:
+        for name, label in names.items():
+            ours, theirs = _bf16(weights.weight(name).float().numpy()), stored.get(label)
+            if theirs is None or not np.array_equal(_bf16(_values(theirs, gguf) - _offset(reader, label)), ours):
+                raise InputError(sentence)
 
 
 def _reader(source: Path) -> Any:

@@ -109,14 +109,19 @@ class Checkpoint:
 
     def dense(self) -> Iterator[tuple[str, Tensor]]:
         """Every weight by its name, those on a grid as float32 [outputs, depth]."""
-        for name, file in self._files.items():
-            if name.endswith((_SCALES, _MINIMA)):
-                continue
-            with refusing(f"{name} of {self._folder} cannot be read"):
-                outputs, *rest = file.get_slice(name).get_shape()
-            if not name.endswith(_CODES):
-                yield name, self.tensor(name, (outputs, *rest))
-                continue
-            weight = name.removesuffix(_CODES)
-            depth = rest[0] * 2 if weight + _MINIMA in self else rest[0]
-            yield weight, dense(self.matrix(weight, outputs, depth))
+        for name in self._files:
+            if not name.endswith((_SCALES, _MINIMA)):
+                weight = name.removesuffix(_CODES)
+                yield weight, self.weight(weight)
+
+    def weight(self, name: str) -> Tensor:
+        """One of them. InputError for one that is missing."""
+        stored = name + _CODES if name + _CODES in self._files else name
+        if stored not in self._files:
+            raise InputError(f"{self._folder} has no tensor {name}; the checkpoint is incomplete.")
+        with refusing(f"{name} of {self._folder} cannot be read"):
+            outputs, *rest = self._files[stored].get_slice(stored).get_shape()
+        if stored == name:
+            return self.tensor(name, (outputs, *rest))
+        depth = rest[0] * 2 if name + _MINIMA in self else rest[0]
+        return dense(self.matrix(name, outputs, depth))
