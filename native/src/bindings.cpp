@@ -60,10 +60,11 @@ std::shared_ptr<Matrix> pack_int8_groups(Arena& arena, Array2<std::int8_t> q, Ar
 
 std::shared_ptr<Matrix> pack_int4(Arena& arena, Array2<std::uint8_t> q, Array2<std::uint16_t> scales,
                                   Array2<std::uint16_t> minima) {
-  const std::size_t groups = q.shape(1) / kGroup;
-  require_shape(scales.shape(0) == q.shape(0) && minima.shape(0) == q.shape(0) && scales.shape(1) == groups &&
-                minima.shape(1) == groups);
-  return Matrix::from_int4(arena, q.data(), scales.data(), minima.data(), rows_of(q), columns_of(q));
+  const std::size_t groups = scales.shape(1);
+  require_shape(scales.shape(0) == q.shape(0) && minima.shape(0) == q.shape(0) && minima.shape(1) == groups &&
+                groups > 0 && q.shape(1) % groups == 0);
+  const int group = static_cast<int>(q.shape(1) / groups);
+  return Matrix::from_int4(arena, q.data(), scales.data(), minima.data(), rows_of(q), columns_of(q), group);
 }
 
 void unpack_row(const Matrix& m, int output, Output<1> out) {

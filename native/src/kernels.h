@@ -8,7 +8,7 @@
 namespace draftproof {
 
 constexpr int kPanel = 16;  // columns of a weight panel, keys of a cache panel, lanes of a vector
-constexpr int kGroup = 32;  // weights along the depth that share a scale, and activations quantised together
+constexpr int kGroup = 32;  // activations quantised together, and weights that share a scale where nothing else is said
 
 enum class Format : int { f32, bf16, int8, int8_groups, int4 };
 enum class Activation : int { silu, gelu_tanh };
@@ -18,14 +18,15 @@ enum class Activation : int { silu, gelu_tanh };
 //   bf16       [depth/2][16][2]
 //   int8       scales f32 [16], then [depth/4][16][4] signed bytes
 //   int8_groups  per group of 32: scales f16 [16], then [8][16][4] signed bytes
-//   int4       per group of 32: scales f16 [16], minima f16 [16], [4][16] words of eight nibbles; nibble 2b of a word
-//   is
-//              k + b and nibble 2b + 1 is k + 4 + b, so that masking a word leaves four consecutive k as bytes
+//   int4       per group of 32, 64 or 128: scales f16 [16], minima f16 [16], [group/8][16] words of eight nibbles; nibble
+//              2b of a word is k + b and nibble 2b + 1 is k + 4 + b, so that masking a word leaves four consecutive k as
+//              bytes
 struct Panels {
   Format format;
   const std::uint8_t* data;
   std::size_t stride;  // bytes from one panel to the next
   int depth;
+  int group;  // of int4
 };
 
 // A tile of input rows, transposed so that a kernel walks one pointer: values [depth][rows].

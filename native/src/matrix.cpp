@@ -8,17 +8,19 @@
 namespace draftproof {
 namespace {
 
-constexpr int kInt8Group = 2 * kPanel + kGroup * kPanel;             // bytes of a group: scales, codes
-constexpr int kInt4Group = 4 * kPanel + kGroup * kPanel / 2;  // bytes of a group: scales, minima, nibbles
+constexpr int kInt8Group = 2 * kPanel + kGroup * kPanel;  // bytes of a group: scales, codes
 
-std::size_t bytes_of_panel(Format format, int depth) {
+// Bytes of a group: scales, minima, nibbles.
+constexpr std::size_t int4_group(int group) { return 4 * kPanel + static_cast<std::size_t>(group) * kPanel / 2; }
+
+std::size_t bytes_of_panel(Format format, int depth, int group) {
   const std::size_t k = static_cast<std::size_t>(depth);
   switch (format) {
     case Format::f32: return k * kPanel * 4;
     case Format::bf16: return k * kPanel * 2;
     case Format::int8: return kPanel * 4 + k * kPanel;
     case Format::int8_groups: return k / kGroup * kInt8Group;
-    case Format::int4: return k / kGroup * kInt4Group;
+    case Format::int4: return k / static_cast<std::size_t>(group) * int4_group(group);
   }
   throw std::invalid_argument("unknown weight format");
 }
@@ -51,20 +53,25 @@ struct NibbleAt {
   int shift;
 };
 
-NibbleAt nibble_at(int lane, int k) {
-  const int within = k % kGroup, j = within % 8;
-  const std::size_t word =
-      static_cast<std::size_t>(k / kGroup) * kInt4Group + 4 * kPanel + (within / 8 * kPanel + lane) * 4;
+std::size_t scale_at(int lane, int k, int group) {
+  return static_cast<std::size_t>(k / group) * int4_group(group) + lane * 2;
+}
+std::size_t minimum_at(int lane, int k, int group) { return scale_at(lane, k, group) + kPanel * 2; }
+
+NibbleAt nibble_at(int lane, int k, int group) {
+  const int within = k % group, j = within % 8;
+  const std::size_t word = scale_at(0, k, group) + 4 * kPanel + (within / 8 * kPanel + lane) * 4;
   return {word + j % 4, 4 * (j / 4)};
 }
 
-std::size_t scale_at(int lane, int group) { return static_cast<std::size_t>(group) * kInt4Group + lane * 2; }
-std::size_t minimum_at(int lane, int group) { return scale_at(lane, group) + kPanel * 2; }
-
 }  // namespace
 
-Matrix::Matrix(Arena& arena, Format format, int outputs, int depth)
-    : format_(format), outputs_(outputs), depth_(depth), stride_(bytes_of_panel(format, depth)) {
+Matrix::Matrix(Arena& arena, Format format, int outputs, int depth, int group)
+    : format_(format),
+      outputs_(outputs),
+      depth_(depth),
+      group_(group),
+      stride_(bytes_of_panel(format, depth, group)) {
   if (outputs < 1 || depth < kPanel || depth % kPanel != 0)
     throw std::invalid_argument("a matrix needs outputs, and a depth in multiples of 16");
   data_ = arena.allocate(bytes());
@@ -106,15 +113,16 @@ std::shared_ptr<Matrix> Matrix::from_int8_groups(Arena& arena, const std::int8_t
 }
 
 std::shared_ptr<Matrix> Matrix::from_int4(Arena& arena, const std::uint8_t* q, const std::uint16_t* scales,
-                                          const std::uint16_t* minima, int outputs, int depth) {
-  if (depth % kGroup != 0) throw std::invalid_argument("int4 weights need a depth in multiples of 32");
-  std::shared_ptr<Matrix> m(new Matrix(arena, Format::int4, outputs, depth));
+                                          const std::uint16_t* minima, int outputs, int depth, int group) {
+  if (group != 32 && group != 64 && group != 128) throw std::invalid_argument("int4 weights have groups of 32, 64 or 128");
+  if (depth % group != 0) throw std::invalid_argument("int4 weights need a depth in whole groups");
+  std::shared_ptr<Matrix> m(new Matrix(arena, Format::int4, outputs, depth, group));
   for (int n = 0; n < outputs; ++n) {
     std::uint8_t* panel = m->panel(n);
-    for (int g = 0; g < depth / kGroup; ++g)
-      put(panel + scale_at(n % kPanel, g), *scales++), put(panel + minimum_at(n % kPanel, g), *minima++);
+    for (int k = 0; k < depth; k += group)
+      put(panel + scale_at(n % kPanel, k, group), *scales++), put(panel + minimum_at(n % kPanel, k, group), *minima++);
     for (int k = 0; k < depth; ++k, ++q) {
-      const NibbleAt at = nibble_at(n % kPanel, k);
+      const NibbleAt at = nibble_at(n % kPanel, k, group);
       panel[at.byte] |= static_cast<std::uint8_t>((*q & 15) << at.shift);
     }
   }
@@ -135,9 +143,9 @@ void Matrix::row(int output, float* out) const {
                  widen_f16(get<std::uint16_t>(panel + group_scale_at(lane, k / kGroup)));
         break;
       case Format::int4: {
-        const NibbleAt at = nibble_at(lane, k);
-        const float scale = widen_f16(get<std::uint16_t>(panel + scale_at(lane, k / kGroup)));
-        const float minimum = widen_f16(get<std::uint16_t>(panel + minimum_at(lane, k / kGroup)));
+        const NibbleAt at = nibble_at(lane, k, group_);
+        const float scale = widen_f16(get<std::uint16_t>(panel + scale_at(lane, k, group_)));
+        const float minimum = widen_f16(get<std::uint16_t>(panel + minimum_at(lane, k, group_)));
         out[k] = scale * static_cast<float>(panel[at.byte] >> at.shift & 15) + minimum;
       }
     }

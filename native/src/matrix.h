@@ -21,26 +21,27 @@ class Matrix {
   // w[n][k] = scales[n][k / 32] * q[n][k], scales in float16
   static std::shared_ptr<Matrix> from_int8_groups(Arena& arena, const std::int8_t* q, const std::uint16_t* scales,
                                                   int outputs, int depth);
-  // w[n][k] = scales[n][k / 32] * q[n][k] + minima[n][k / 32], q in 0..15, scales and minima in float16
+  // w[n][k] = scales[n][k / group] * q[n][k] + minima[n][k / group], q in 0..15, scales and minima in float16; groups
+  // of 32, 64 or 128
   static std::shared_ptr<Matrix> from_int4(Arena& arena, const std::uint8_t* q, const std::uint16_t* scales,
-                                           const std::uint16_t* minima, int outputs, int depth);
+                                           const std::uint16_t* minima, int outputs, int depth, int group);
 
   Format format() const { return format_; }
   int outputs() const { return outputs_; }
   int depth() const { return depth_; }
   int panel_count() const { return (outputs_ + kPanel - 1) / kPanel; }
   std::size_t bytes() const { return static_cast<std::size_t>(panel_count()) * stride_; }
-  Panels panels() const { return {format_, data_.get(), stride_, depth_}; }
+  Panels panels() const { return {format_, data_.get(), stride_, depth_, group_}; }
 
   // out[depth] = weights of one output, dequantised: the embedding of a token when the matrix is the tied head.
   void row(int output, float* out) const;
 
  private:
-  Matrix(Arena& arena, Format format, int outputs, int depth);
+  Matrix(Arena& arena, Format format, int outputs, int depth, int group = kGroup);
   std::uint8_t* panel(int output) const { return data_.get() + static_cast<std::size_t>(output / kPanel) * stride_; }
 
   Format format_;
-  int outputs_, depth_;
+  int outputs_, depth_, group_;
   std::size_t stride_;
   std::shared_ptr<std::uint8_t[]> data_;
 };

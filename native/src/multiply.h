@@ -60,9 +60,11 @@ struct Int8Group {
   }
 };
 
-// One group of 32 of int4 weights.
+// One group of M * 32 of int4 weights.
+template <int M>
 struct Int4Group {
-  static constexpr int bytes = 2 * 2 * kPanel + kGroup * kPanel / 2;
+  static constexpr int size = M * kGroup;
+  static constexpr int bytes = 2 * 2 * kPanel + size * kPanel / 2;
   const std::uint8_t* data;
   V16 scales() const { return load_f16(reinterpret_cast<const std::uint16_t*>(data)); }
   V16 minima() const { return load_f16(reinterpret_cast<const std::uint16_t*>(data) + kPanel); }
@@ -83,7 +85,10 @@ struct Call {
   float* out;
   int out_stride;
 
-  Int4Group group(int g) const { return {panel + static_cast<std::size_t>(g) * Int4Group::bytes}; }
+  template <int M>
+  Int4Group<M> group(int g) const {
+    return {panel + static_cast<std::size_t>(g) * Int4Group<M>::bytes};
+  }
 };
 
 template <class T, int R>
@@ -116,25 +121,32 @@ void dense(const Call& c) {
   each<R>([&](int r) { store(c.out + r * c.out_stride, W::finish(c.panel, sums.at[r])); });
 }
 
-// total += scale * (sum of q x over the group) + minimum * (sum of x over the group)
-template <int R>
-inline void add_group(Sums<V16, R>& total, const Sums<V16, R>& group, Int4Group w, const float* x_sums) {
-  const V16 scales = w.scales(), minima = w.minima();
-  each<R>([&](int r) { total.at[r] = fma(minima, splat(x_sums[r]), fma(scales, group.at[r], total.at[r])); });
+// total += minimum * (sum of x over the group of M * 32)
+template <int R, int M>
+inline void add_minima(Sums<V16, R>& total, Int4Group<M> w, const float* x_sums) {
+  const V16 minima = w.minima();
+  each<R>([&](int r) {
+    float sum = x_sums[r];
+    for (int s = 1; s < M; ++s) sum += x_sums[s * R + r];
+    total.at[r] = fma(minima, splat(sum), total.at[r]);
+  });
 }
 
 // int4 weights with float32 activations.
-template <int R>
+template <int R, int M>
 void int4_dense(const Call& c) {
   Sums<V16, R> total = zeros<R>();
   const float* x = c.x.values;
-  for (int g = 0; g < c.depth / kGroup; ++g) {
+  for (int g = 0; g < c.depth / Int4Group<M>::size; ++g) {
+    const Int4Group<M> w = c.group<M>(g);
     Sums<V16, R> group = zeros<R>();
-    for (int k = 0; k < kGroup; k += 8, x += 8 * R) {
-      const I16 words = c.group(g).words(k);
+    for (int k = 0; k < w.size; k += 8, x += 8 * R) {
+      const I16 words = w.words(k);
       each<8>([&](int j) { add_products<R>(group, x + j * R, low_nibble(shift_right(words, nibble_shift(j)))); });
     }
-    add_group<R>(total, group, c.group(g), c.x.sums + g * R);
+    const V16 scales = w.scales();
+    each<R>([&](int r) { total.at[r] = fma(scales, group.at[r], total.at[r]); });
+    add_minima<R, M>(total, w, c.x.sums + static_cast<std::size_t>(g) * M * R);
   }
   each<R>([&](int r) { store(c.out + r * c.out_stride, total.at[r]); });
 }
@@ -163,13 +175,13 @@ void int8_integer(const Call& c) {
   each<R>([&](int r) { store(c.out + r * c.out_stride, Int8::finish(c.panel, total.at[r])); });
 }
 
-// Dot products of one group of int4 weights with the R rows' quants [kGroup / 4][R][4].
-template <int R>
-inline Sums<I16, R> int4_dots(Int4Group w, const std::int8_t* q) {
+// Dot products of the 32 weights from k on with the R rows' quants [kGroup / 4][R][4].
+template <int R, int M>
+inline Sums<I16, R> int4_dots(Int4Group<M> w, int from, const std::int8_t* q) {
   Sums<I16, R> dots;
   each<R>([&](int r) { dots.at[r] = splat_i32(0); });
   const I16 mask = splat_i32(0x0f0f0f0f);
-  for (int k = 0; k < kGroup; k += 8, q += 8 * R) {
+  for (int k = from; k < from + kGroup; k += 8, q += 8 * R) {
     const I16 words = w.words(k), low = words & mask, high = shift_right(words, 4) & mask;
     each<R>([&](int r) {
       dots.at[r] = dot4(dot4(dots.at[r], low, four_bytes(q + 4 * r)), high, four_bytes(q + 4 * (R + r)));
@@ -178,17 +190,28 @@ inline Sums<I16, R> int4_dots(Int4Group w, const std::int8_t* q) {
   return dots;
 }
 
-// int4 weights with quantised activations.
-template <int R>
+// int4 weights with quantised activations, whose groups have 32 whatever those of the weights.
+template <int R, int M>
 void int4_integer(const Call& c) {
   Sums<V16, R> total = zeros<R>();
-  for (int g = 0; g < c.depth / kGroup; ++g) {
-    const Sums<I16, R> dots = int4_dots<R>(c.group(g), c.x.quants + static_cast<std::size_t>(g) * kGroup * R);
-    Sums<V16, R> group;
-    each<R>([&](int r) { group.at[r] = to_float(dots.at[r]) * splat(c.x.scales[g * R + r]); });
-    add_group<R>(total, group, c.group(g), c.x.sums + g * R);
+  for (int g = 0; g < c.depth / Int4Group<M>::size; ++g) {
+    const Int4Group<M> w = c.group<M>(g);
+    const V16 scales = w.scales();
+    for (int s = g * M; s < (g + 1) * M; ++s) {
+      const std::int8_t* q = c.x.quants + static_cast<std::size_t>(s) * kGroup * R;
+      const Sums<I16, R> dots = int4_dots<R, M>(w, (s - g * M) * kGroup, q);
+      each<R>([&](int r) {
+        total.at[r] = fma(scales, to_float(dots.at[r]) * splat(c.x.scales[s * R + r]), total.at[r]);
+      });
+    }
+    add_minima<R, M>(total, w, c.x.sums + static_cast<std::size_t>(g) * M * R);
   }
   each<R>([&](int r) { store(c.out + r * c.out_stride, total.at[r]); });
+}
+
+template <int R, int M>
+void int4(const Call& c) {
+  return c.x.quants ? int4_integer<R, M>(c) : int4_dense<R, M>(c);
 }
 
 inline Int8Group int8_group(const Call& c, int g) {
@@ -236,14 +259,14 @@ void int8_groups_integer(const Call& c) {
 }
 
 template <int R>
-void run_tile(Format format, const Call& c) {
+void run_tile(Format format, int group, const Call& c) {
   const bool integer = c.x.quants != nullptr;
   switch (format) {
     case Format::f32: return dense<F32, R>(c);
     case Format::bf16: return dense<Bf16, R>(c);
     case Format::int8: return integer ? int8_integer<R>(c) : dense<Int8, R>(c);
     case Format::int8_groups: return integer ? int8_groups_integer<R>(c) : int8_groups_dense<R>(c);
-    case Format::int4: return integer ? int4_integer<R>(c) : int4_dense<R>(c);
+    case Format::int4: return group == 32 ? int4<R, 1>(c) : group == 64 ? int4<R, 2>(c) : int4<R, 4>(c);
   }
 }
 
@@ -252,7 +275,7 @@ void run_tile(Format format, const Call& c) {
 template <int R>
 void run_panels(const Panels& w, int panel, int count, const Tile& x, float* out, int out_stride) {
   for (int p = 0; p < count; ++p)
-    run_tile<R>(w.format, {w.data + (panel + p) * w.stride, w.depth, x, out + p * kPanel, out_stride});
+    run_tile<R>(w.format, w.group, {w.data + (panel + p) * w.stride, w.depth, x, out + p * kPanel, out_stride});
 }
 
 template <int R>

@@ -134,7 +134,9 @@ class Ask:
     """What a drafter is asked for by one request: at most `depth` tokens on every path.
 
     policy and source are the request's own: a drafter uses them so that its rows pass the same stages as the
-    target's. With `coupled` it offers the best tokens under the noise of each position.
+    target's. With `coupled` it offers the best tokens under the noise of each position. With `go_on` a drafter that can
+    says how sure it is (`Proposal.confidence`): behind each chosen token it asks with the draft's own chance of it, and
+    ends the chain at the first False.
     """
 
     session: DraftSession
@@ -143,6 +145,7 @@ class Ask:
     policy: Policy
     source: Source
     coupled: bool = False
+    go_on: Callable[[float], bool] | None = None
 
 
 class DraftSession(Protocol):

@@ -15,11 +15,12 @@ if not native.available():
     pytest.skip("the compiled kernels are not built", allow_module_level=True)
 
 from draftproof import _kernels
+from draftproof.models.lowbit.rounding import nearest
 from draftproof.models.native.grid import Grid
 from draftproof.models.native.pack import pack, quantise_int4, quantise_int8
 
 ISAS = _kernels.isas()
-FORMATS = ["f32", "bf16", "int8", "int8 groups", "int4"]
+FORMATS = ["f32", "bf16", "int8", "int8 groups", "int4", "int4 64", "int4 128"]
 
 
 def grid_of_eight(weight: Tensor) -> Grid:
@@ -30,7 +31,19 @@ def grid_of_eight(weight: Tensor) -> Grid:
     return Grid(codes.view_as(weight), scales)
 
 
+def times(fmt: str) -> int:
+    """How much larger than 32 its groups are."""
+    return int(fmt.split()[1]) // 32 if fmt.startswith("int4 ") else 1
+
+
+def grid_of_four(weight: Tensor, group: int) -> Grid:
+    rounded = nearest(weight, group)
+    return Grid(rounded.codes, rounded.scales, rounded.minima)
+
+
 def packed(weight: Tensor, fmt: Any) -> Any:
+    if fmt.startswith("int4 "):
+        return pack(grid_of_four(weight, 32 * times(fmt)), "int4")
     return pack(grid_of_eight(weight), "int8") if fmt == "int8 groups" else pack(weight, fmt)
 
 
@@ -43,6 +56,8 @@ def dequantised(weight: Tensor, fmt: str) -> np.ndarray[Any, Any]:
         return (codes.double() * scales.double()[:, None]).numpy()
     if fmt == "int8 groups":
         return grid_of_eight(weight).dense().double().numpy()
+    if fmt.startswith("int4 "):
+        return grid_of_four(weight, 32 * times(fmt)).dense().double().numpy()
     if fmt == "int4":
         return quantise_int4(weight).dense().double().numpy()
     return weight.double().numpy()
@@ -53,6 +68,7 @@ def dequantised(weight: Tensor, fmt: str) -> np.ndarray[Any, Any]:
 def test_matmul_is_the_product_of_what_the_format_holds(fmt: Any, isa: str) -> None:
     generator = torch.Generator().manual_seed(1)
     for outputs, depth, rows in [(1, 32, 1), (16, 64, 2), (37, 96, 5), (80, 160, 13), (203, 64, 31)]:
+        depth *= times(fmt)
         weight = torch.randn(outputs, depth, generator=generator)
         x = torch.randn(rows, depth, generator=generator)
         y = np.empty((rows, outputs), dtype=np.float32)
@@ -62,17 +78,17 @@ def test_matmul_is_the_product_of_what_the_format_holds(fmt: Any, isa: str) -> N
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("fmt", ["int8", "int8 groups", "int4"])
+@pytest.mark.parametrize("fmt", FORMATS[2:])
 def test_integer_products_are_those_of_the_quantised_row(fmt: Any, isa: str) -> None:
     generator = torch.Generator().manual_seed(2)
-    weight = torch.randn(50, 128, generator=generator)
-    x = torch.randn(9, 128, generator=generator) * 3
+    weight = torch.randn(50, 256, generator=generator)
+    x = torch.randn(9, 256, generator=generator) * 3
     x[3] = 0
     y = np.empty((9, 50), dtype=np.float32)
     _kernels.matmul(packed(weight, fmt), x.numpy(), y, quantise=True, isa=isa)
     groups = x.view(9, -1, 32)
     scales = groups.abs().amax(dim=2, keepdim=True) / 127
-    rounded = torch.where(scales > 0, (groups / scales).round() * scales, torch.zeros(())).view(9, 128)
+    rounded = torch.where(scales > 0, (groups / scales).round() * scales, torch.zeros(())).view(9, 256)
     exact = rounded.double().numpy() @ dequantised(weight, fmt).T
     # A value on the edge between two codes may fall on either side: one code of one value, seldom.
     assert np.abs(y - exact).max() <= 0.01 * np.abs(exact).max()
@@ -84,8 +100,9 @@ def test_integer_products_are_those_of_the_quantised_row(fmt: Any, isa: str) -> 
 @pytest.mark.parametrize("quantise", [False, True])
 def test_a_row_of_a_product_does_not_see_the_others(fmt: Any, isa: str, quantise: bool) -> None:
     generator = torch.Generator().manual_seed(3)
-    weight = packed(torch.randn(70, 96, generator=generator), fmt)
-    x = torch.randn(29, 96, generator=generator)
+    depth = 96 * times(fmt)
+    weight = packed(torch.randn(70, depth, generator=generator), fmt)
+    x = torch.randn(29, depth, generator=generator)
     alone = np.empty((29, 70), dtype=np.float32)
     for row in range(29):
         _kernels.matmul(weight, x[row : row + 1].numpy(), alone[row : row + 1], quantise=quantise, isa=isa)
@@ -98,8 +115,9 @@ def test_a_row_of_a_product_does_not_see_the_others(fmt: Any, isa: str, quantise
 
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_a_packed_row_is_the_row(fmt: Any) -> None:
-    weight = torch.randn(21, 64, generator=torch.Generator().manual_seed(4))
-    matrix, out = packed(weight, fmt), np.empty(64, dtype=np.float32)
+    depth = 64 * times(fmt)
+    weight = torch.randn(21, depth, generator=torch.Generator().manual_seed(4))
+    matrix, out = packed(weight, fmt), np.empty(depth, dtype=np.float32)
     for output in range(21):
         matrix.unpack_row(output, out)
         assert np.abs(out - dequantised(weight, fmt)[output]).max() <= 1e-6
@@ -120,3 +138,11 @@ def test_a_grid_is_held_exactly(bits: int) -> None:
     for output in range(18):
         matrix.unpack_row(output, out)
         assert out.tobytes() == exact[output].flatten().numpy().tobytes()
+
+
+def test_groups_that_the_kernels_do_not_take_are_refused() -> None:
+    codes = torch.zeros(16, 96, dtype=torch.uint8)
+    for groups in (1, 6):
+        half = torch.zeros(16, groups).half()
+        with pytest.raises(ValueError, match="groups of 32, 64 or 128"):
+            pack(Grid(codes, half, half), "int4")

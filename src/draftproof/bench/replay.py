@@ -16,6 +16,7 @@ from torch import Tensor
 
 from draftproof.bench.compare import Item
 from draftproof.contracts import Ask, Drafter, DraftSession, Model, TextEnd
+from draftproof.drafters.patience import always
 from draftproof.engine import Engine
 from draftproof.session import Session, shared_length
 from draftproof.types import Output, Proposal, SamplingParams, Segment, Step, chain
@@ -34,12 +35,14 @@ class Transcript:
     start    tokens of the prompt
     taken    drafter -> length of the context -> how many tokens of its chain there the text goes on with; nothing of
              a drafter that is asked again in a replay
+    sure     drafter -> length of the context -> how sure it was of each token of that chain, if it says so
     """
 
     item: Item
     text: tuple[int, ...]
     start: int
     taken: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    sure: Mapping[str, Mapping[int, tuple[float, ...]]] = field(default_factory=dict)
 
     @property
     def vocab_size(self) -> int:
@@ -76,7 +79,7 @@ def record(
         engine.step(requests)
     contexts = [tuple(request.context) for request in requests]
     return [
-        Transcript(item, _numbered(context), len(item.tokens), heard.taken(context))
+        Transcript(item, _numbered(context), len(item.tokens), heard.taken(context), heard.sure())
         for item, context, heard in zip(items, contexts, listener.sessions, strict=True)
     ]
 
@@ -97,6 +100,7 @@ class Told:
     def __init__(self, name: str, gamma: int, transcript: Transcript) -> None:
         self.name, self.gamma = name, gamma
         self._transcript, self._taken = transcript, transcript.taken[name]
+        self._sure = transcript.sure.get(name, {})
 
     def start(self, target: Any) -> DraftSession:
         """All is known already."""
@@ -107,11 +111,16 @@ class Told:
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         """The tokens of the text that were right, then tokens that are none of it."""
-        return [self._one(len(ask.context), min(ask.depth, self.gamma)) for ask in asks]
+        return [self._one(ask, len(ask.context), min(ask.depth, self.gamma)) for ask in asks]
 
-    def _one(self, at: int, depth: int) -> Proposal:
+    def _one(self, ask: Ask, at: int, depth: int) -> Proposal:
+        sure = self._sure.get(at, ())[:depth]
+        if ask.go_on is not None and sure:
+            sure = sure[: next((i for i, one in enumerate(sure, 1) if not ask.go_on(one)), len(sure))]
+            depth = len(sure)
         right = self._transcript.text[at : at + min(self._taken.get(at, 0), depth)]
-        return chain([*right, *[self._transcript.vocab_size - 1] * (depth - len(right))])
+        made = chain([*right, *[self._transcript.vocab_size - 1] * (depth - len(right))])
+        return replace(made, confidence=sure if ask.go_on is not None else ())
 
 
 class _Listener:
@@ -139,9 +148,10 @@ class _Listener:
             right, tried = self.seen[number]
             depth = depth_at((right + _HOPE) / (tried + _HOPE))
             inner = [(ask, heard.inner[number], min(ask.depth, depth)) for ask, heard in zip(asks, own, strict=True)]
-            made = part.propose([replace(ask, session=session, depth=most) for ask, session, most in inner])
-            for ask, heard, proposal in zip(asks, own, made, strict=True):
+            asked = [replace(ask, session=session, depth=most, go_on=always) for ask, session, most in inner]
+            for ask, heard, proposal in zip(asks, own, part.propose(asked), strict=True):
                 heard.last[number] = heard.said[number][len(ask.context)] = proposal.tokens.tolist()
+                heard.certain[number][len(ask.context)] = proposal.confidence
         return [heard.nothing for heard in own]
 
 
@@ -151,6 +161,7 @@ class _Heard:
     def __init__(self, listener: _Listener, target: Session) -> None:
         self.inner = [part.start(target) for part, _ in listener.parts]
         self.said: list[dict[int, list[int]]] = [{} for _ in listener.parts]
+        self.certain: list[dict[int, tuple[float, ...]]] = [{} for _ in listener.parts]
         self.last: list[list[int]] = [[] for _ in listener.parts]
         self.nothing = chain([], device=target.model.device)
         self._listener = listener
@@ -174,6 +185,10 @@ class _Heard:
             part.name: {at: shared_length(tokens, context[at:]) for at, tokens in said.items()}
             for (part, _), said in zip(self._listener.parts, self.said, strict=True)
         }
+
+    def sure(self) -> dict[str, dict[int, tuple[float, ...]]]:
+        """By drafter, as it said."""
+        return {part.name: said for (part, _), said in zip(self._listener.parts, self.certain, strict=True)}
 
 
 class _Script:

@@ -25,6 +25,7 @@ class GrowingChain:
     def __init__(self, ask: Ask, levels: int, by_score: bool) -> None:
         """by_score: the token of the best score is chosen, and no rows are reported."""
         self.done = levels == 0
+        self._sure: list[float] = []
         self._ask, self._levels, self._by_score = ask, levels, by_score
         self._ids = np.empty(levels, np.int64)
         self._tokens = torch.from_numpy(self._ids)
@@ -43,8 +44,12 @@ class GrowingChain:
             self._ids[level] = token
             level += 1
             self.done = level == self._levels
+            if self._by_score and ask.go_on is not None:
+                self._sure.append(_share(scores, token))
+                self.done |= not ask.go_on(self._sure[-1])
         rows = torch.from_numpy(self._rows[:level]) if self.done and level and not self._by_score else None
-        self.proposal = Proposal(self._tokens[:level], tuple(range(-1, level - 1)), rows, ask.coupled)
+        parents, sure = tuple(range(-1, level - 1)), tuple(self._sure)
+        self.proposal = Proposal(self._tokens[:level], parents, rows, ask.coupled, confidence=sure)
 
     def _drawn(self, scores: Tensor, level: int) -> int:
         """A token of the row of these scores, which is kept; -1 for a row that none can be taken of."""
@@ -61,3 +66,12 @@ class GrowingChain:
         if ask.coupled:
             return ask.source.race(self._rows[level], at + level)
         return kernels.draw(self._rows[level], ask.source.uniform(key))
+
+
+def _share(scores: Tensor, token: int) -> float:
+    """The token's part of a softmax over the scores [1, V]."""
+    if not kernels.usable(scores):
+        return float(torch.softmax(scores[0].float(), -1)[token])
+    row = torch.empty_like(scores)
+    kernels.distributions(scores.numpy(), kernels.Filters(1.0), row.numpy())
+    return float(row[0, token])

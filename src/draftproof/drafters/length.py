@@ -3,7 +3,8 @@
 A step that drafts n tokens commits E(n) = 1 + a_1 + a_1 a_2 + ... tokens and takes T(n) seconds. A text is written
 fastest when every step takes the n with the largest E(n) - r T(n), r being the tokens per second written so far: a
 renewal-reward process in the long run (Ross, "Stochastic Processes", section 3.6). T is measured (`costs.py`), the
-chances a_i are learned from what became of the request's earlier drafts.
+chances a_i are learned from what became of the request's earlier drafts. A drafter that can say how sure it is of a
+chosen token goes on, token by token, for as long as one more pays (`patience.py`).
 
 What is written stays the target's: a length is settled before a token is drawn, only chosen tokens are cut behind it.
 """
@@ -11,7 +12,8 @@ What is written stays the target's: a length is settled before a token is drawn,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -20,73 +22,16 @@ from torch import Tensor
 from draftproof import tree
 from draftproof.contracts import Ask, Drafter, DraftSession
 from draftproof.drafters.cost_curves import Costs, Tuned
+from draftproof.drafters.odds import Choice, Odds, Pace, best_depth
+from draftproof.drafters.patience import Patience, always, class_of
 from draftproof.types import Proposal, chain
 
 AUTO_GAMMA = 24
 _GUESS = 0.6
-_TRUST = 3.0
-_MEMORY = 0.97
 _DEEPEST_CLASS = 8
 _FIRST_WAIT = 8
 _LONGEST_WAIT = 256
 _NONE: Mapping[str, float] = MappingProxyType({})
-
-
-class Odds:
-    """How often draft tokens of a class were taken once their parent was: counts that fade, around a guess."""
-
-    def __init__(self) -> None:
-        self._counts: dict[tuple[str, float], tuple[float, float]] = {}
-
-    def chance(self, drafter: str, kind: float, guess: float) -> float:
-        """The chance of this class; the guess counts as a few tries."""
-        taken, tries = self._counts.get((drafter, kind), (0.0, 0.0))
-        return (taken + _TRUST * guess) / (tries + _TRUST)
-
-    def learn(self, drafter: str, kind: float, taken: bool) -> None:
-        """One more draft token of this class."""
-        before = self._counts.get((drafter, kind), (0.0, 0.0))
-        self._counts[drafter, kind] = (before[0] * _MEMORY + taken, before[1] * _MEMORY + 1)
-
-
-@dataclass
-class Pace:
-    """Tokens per second of the request, in the seconds of the cost curve; it begins as plain decoding's."""
-
-    tokens: float
-    seconds: float
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second."""
-        return self.tokens / self.seconds
-
-    def add(self, tokens: int, seconds: float) -> None:
-        """One more step."""
-        self.tokens = self.tokens * _MEMORY + tokens
-        self.seconds = self.seconds * _MEMORY + seconds
-
-
-@dataclass(frozen=True)
-class Choice:
-    """So many tokens of this drafter; `worth` is E(n) - r T(n)."""
-
-    worth: float
-    depth: int = 0
-    drafter: str = ""
-
-
-def best_depth(chances: Sequence[float], costs: Costs | Tuned, drafter: str, rate: float, requests: int = 1) -> Choice:
-    """The depth 0 ... len(chances) of the largest worth; chances[i]: of token i + 1 once the i before it are taken."""
-    choice = Choice(1 - rate * costs.step(0, drafter, requests), 0, drafter)
-    expected = reach = 1.0
-    for depth, chance in enumerate(chances, 1):
-        reach *= chance
-        expected += reach
-        worth = expected - rate * costs.step(depth, drafter, requests)
-        if worth > choice.worth:
-            choice = Choice(worth, depth, drafter)
-    return choice
 
 
 class AutoLength:
@@ -136,9 +81,9 @@ class AutoLength:
         made = [session.cut(choice) for session, choice in zip(own, choices, strict=True)]
         for i, part in enumerate(self.drafts, len(self.looks)):
             those = [j for j, choice in enumerate(choices) if choice.depth and choice.drafter == part.name]
-            drafted = part.propose([_for(asks[j], own[j], i, choices[j].depth) for j in those]) if those else []
-            for j, proposal in zip(those, drafted, strict=True):
-                made[j] = proposal
+            wanted = [own[j].wanted(asks[j], i, choices[j], len(asks)) for j in those]
+            for j, proposal in zip(those, part.propose(wanted) if those else [], strict=True):
+                made[j] = own[j].made(proposal, choices[j])
         named = [replace(one, drafter=choice.drafter) for one, choice in zip(made, choices, strict=True)]
         for session, proposal in zip(own, named, strict=True):
             session.proposed = proposal
@@ -158,13 +103,15 @@ class _Sized:
 
     def __init__(self, drafter: AutoLength, sessions: list[DraftSession], nothing: Proposal) -> None:
         self.drafter, self.sessions = drafter, sessions
-        self.odds = Odds()
+        self.odds, self.sureness = Odds(), Odds()
         self.pace: Pace | None = None
         self.proposed: Proposal | None = None
         self.times: tuple[float, float] | None = None
         self._nothing, self._looked = nothing, dict[str, Proposal]()
         self._cost, self._at = 0.0, 0
         self._idle, self._wait = 0, _FIRST_WAIT
+        self._telling = set[str]()  # drafters that have said how sure they are
+        self._price: Callable[[int], float] = float
 
     def settle(self, ask: Ask, looked: Sequence[Proposal], requests: int) -> Choice:
         """What pays best now. Lengths that could change the text must not depend on who else is in the call."""
@@ -184,8 +131,34 @@ class _Sized:
         choice = self._try_again(choice)
         if costs is drafter.tuned and drafter.tuned.stale:
             choice = Choice(choice.worth)
-        self._cost, self._at = costs.step(choice.depth, choice.drafter, alike), len(ask.context)
+        self._price = partial(costs.step, drafter=choice.drafter, requests=alike)
+        self._cost, self._at = self._price(choice.depth), len(ask.context)
         return choice
+
+    def wanted(self, ask: Ask, part: int, choice: Choice, requests: int) -> Ask:
+        """The ask for the part that was chosen. Greedily it may go on beyond the length while it is sure of its tokens.
+
+        A drafter that has never said so is only asked to say it.
+        """
+        name, inner = choice.drafter, _for(ask, self, part, choice.depth)
+        if not ask.policy.greedy or choice.trial or self.pace is None:
+            return inner
+        if name not in self._telling:
+            return replace(inner, go_on=always)
+        rate, price = self.pace.rate, self._price
+        patience = Patience(
+            lambda depth, sure: self.sureness.chance(name, class_of(sure), sure),
+            lambda depth: self._at_depth(name, depth),
+            lambda depth: rate * (price(depth) - price(depth - 1)),
+        )
+        return replace(inner, depth=ask.depth, go_on=patience)
+
+    def made(self, proposal: Proposal, choice: Choice) -> Proposal:
+        """A part's proposal, whose length is known only now."""
+        if proposal.confidence:
+            self._telling.add(choice.drafter)
+        self._cost = self._price(len(proposal))
+        return proposal
 
     def _at_depth(self, name: str, depth: int) -> float:
         """The chance at a depth, drawn towards that of all depths together."""
@@ -203,7 +176,7 @@ class _Sized:
         if self._idle < self._wait:
             return choice
         self._idle, self._wait = 0, min(2 * self._wait, _LONGEST_WAIT)
-        return Choice(choice.worth, 1, drafts[0].name)
+        return Choice(choice.worth, 1, drafts[0].name, trial=True)
 
     def cut(self, choice: Choice) -> Proposal:
         """The look-up that was chosen, as far as it pays; otherwise nothing."""
@@ -238,6 +211,8 @@ class _Sized:
             for depth, taken in enumerate(_taken(drafted, new), 1):
                 self.odds.learn(proposed.drafter, 0, taken)
                 self.odds.learn(proposed.drafter, min(depth, _DEEPEST_CLASS), taken)
+            for sure, taken in zip(proposed.confidence, _taken(drafted, new), strict=False):
+                self.sureness.learn(proposed.drafter, class_of(sure), taken)
         self._looked = {}
 
     def _time(self, proposed: Proposal) -> None:

@@ -25,7 +25,10 @@ FILES = "grid"
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """codes [outputs, depth], uint8 in 0..15 or, without minima, int8; scales, minima [outputs, depth / 32] float16."""
+    """codes [outputs, depth], uint8 in 0..15 or, without minima, int8; scales, minima [outputs, groups] float16.
+
+    Groups have 32 weights in files; on a grid with minima the kernels take 64 and 128 as well.
+    """
 
     codes: Tensor
     scales: Tensor
@@ -33,7 +36,7 @@ class Grid:
 
     def dense(self) -> Tensor:
         """The same weights as float32 [outputs, depth]: scale * code is exact, so only adding a minimum rounds."""
-        weights = self.codes.view(len(self.codes), -1, GROUP).float() * self.scales.float()[:, :, None]
+        weights = self.codes.view(*self.scales.shape, -1).float() * self.scales.float()[:, :, None]
         if self.minima is not None:
             weights += self.minima.float()[:, :, None]
         return weights.view_as(self.codes)
@@ -63,7 +66,8 @@ def by_rows(operation: Callable[[list[Tensor]], Tensor], weights: Sequence[Weigh
     if not grids:
         return operation([dense(weight) for weight in weights])
     minima = [grid.minima for grid in grids if grid.minima is not None]
-    if len(grids) < len(weights) or len(minima) not in (0, len(grids)):
+    alike = len({grid.scales.shape[1] for grid in grids}) == 1 and len(minima) in (0, len(grids))
+    if len(grids) < len(weights) or not alike:
         return operation([dense(weight).float() for weight in weights])
     codes, scales = operation([grid.codes for grid in grids]), operation([grid.scales for grid in grids])
     return Grid(codes, scales, operation(minima) if minima else None)

@@ -16,7 +16,7 @@ from draftproof.models.lowbit.store import Store, fingerprint, load_or_make, voc
 from draftproof.models.native.build import Builder
 from draftproof.models.native.checkpoint import Checkpoint
 from draftproof.models.native.config import DecoderSpec
-from draftproof.models.native.grid import GROUP, Grid, Weight, dense
+from draftproof.models.native.grid import Grid, Weight, dense
 from draftproof.models.native.model import NativeModel, Source
 from draftproof.models.native.pack import pack
 
@@ -68,15 +68,13 @@ class _TwinBuilder(Builder):
         """A checkpoint's own grid stays what it is."""
         weight = super()._matrix(name, outputs, depth)
         rounded = self._store.weights.get(name)
-        return weight if isinstance(weight, Grid) or rounded is None else _grid(rounded)
+        return weight if isinstance(weight, Grid) or rounded is None else _on_grid(rounded)
 
     def pack(self, weight: Weight, head: bool = False) -> _kernels.Matrix:
         """On a grid four bits, otherwise eight."""
         return pack(weight, "int4" if isinstance(weight, Grid) else "int8", self._arena)
 
 
-def _grid(rounded: Rounded) -> Grid:
-    """In the kernels' groups of 32, which divide a larger group."""
-    times = rounded.codes.shape[1] // rounded.scales.shape[1] // GROUP
-    scales, minima = (torch.repeat_interleave(part, times, 1) for part in (rounded.scales, rounded.minima))
-    return Grid(rounded.codes, scales, minima)
+def _on_grid(rounded: Rounded) -> Grid:
+    """The kernels take its groups as they are."""
+    return Grid(rounded.codes, rounded.scales, rounded.minima)

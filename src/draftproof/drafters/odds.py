@@ -1,0 +1,69 @@
+"""What drafting so many tokens is worth: chances learned from earlier drafts, the pace so far, and the best length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from draftproof.drafters.cost_curves import Costs, Tuned
+
+TRUST = 3.0
+MEMORY = 0.97
+
+
+class Odds:
+    """How often draft tokens of a class were taken once their parent was: counts that fade, around a guess."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, float], tuple[float, float]] = {}
+
+    def chance(self, drafter: str, kind: float, guess: float) -> float:
+        """The chance of this class; the guess counts as a few tries."""
+        taken, tries = self._counts.get((drafter, kind), (0.0, 0.0))
+        return (taken + TRUST * guess) / (tries + TRUST)
+
+    def learn(self, drafter: str, kind: float, taken: bool) -> None:
+        """One more draft token of this class."""
+        before = self._counts.get((drafter, kind), (0.0, 0.0))
+        self._counts[drafter, kind] = (before[0] * MEMORY + taken, before[1] * MEMORY + 1)
+
+
+@dataclass
+class Pace:
+    """Tokens per second of the request, in the seconds of the cost curve; it begins as plain decoding's."""
+
+    tokens: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / self.seconds
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """One more step."""
+        self.tokens = self.tokens * MEMORY + tokens
+        self.seconds = self.seconds * MEMORY + seconds
+
+
+@dataclass(frozen=True)
+class Choice:
+    """So many tokens of this drafter; `worth` is E(n) - r T(n). trial: to learn what becomes of it."""
+
+    worth: float
+    depth: int = 0
+    drafter: str = ""
+    trial: bool = False
+
+
+def best_depth(chances: Sequence[float], costs: Costs | Tuned, drafter: str, rate: float, requests: int = 1) -> Choice:
+    """The depth 0 ... len(chances) of the largest worth; chances[i]: of token i + 1 once the i before it are taken."""
+    choice = Choice(1 - rate * costs.step(0, drafter, requests), 0, drafter)
+    expected = reach = 1.0
+    for depth, chance in enumerate(chances, 1):
+        reach *= chance
+        expected += reach
+        worth = expected - rate * costs.step(depth, drafter, requests)
+        if worth > choice.worth:
+            choice = Choice(worth, depth, drafter)
+    return choice
