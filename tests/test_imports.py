@@ -34,6 +34,7 @@ LEVELS = (
         "stop",
         "specs",
         "prompts",
+        "int8",
     ),
     ("session",),
     ("models", "drafters"),
@@ -61,6 +62,7 @@ PLUGINS_MAY_IMPORT = {
     "rng",
     "session",
     "fast",
+    "int8",
 }
 
 

@@ -87,7 +87,7 @@ def test_a_sample_is_shown(call: Call, folder: Path, tmp_path: Path) -> None:
         (("--layers", "a,b"), "numbers with commas"),
         (("--resume",), "train without --resume"),
         (("--kind", "early-exit", "--layer", "9"), "between 1 and 3"),
-        (("--format", "gguf"), "draftproof, vllm, speculators"),
+        (("--format", "gguf"), "draftproof, int8, vllm, speculators"),
     ],
 )
 def test_bad_input_is_one_sentence(call: Call, folder: Path, tmp_path: Path, more: tuple[str, ...], said: str) -> None:

@@ -84,11 +84,12 @@ class _Tensors:
         return name in self._files
 
     def get(self, name: str) -> Tensor:
-        """InputError, with the name, for one that is missing."""
+        """Codes of int8 times their scales. InputError, with the name, for one that is missing."""
         if name not in self._files:
             raise InputError(f"{self._folder} has no tensor {self._spelled(name)}: it is incomplete.")
         self._used.add(name)
-        return self._files[name][1]()
+        found = self._files[name][1]()
+        return found if found.dtype != torch.int8 else found.float() * self.get(f"{name}_scale").float().view(-1, 1)
 
     def part(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """What `EagleHead` calls so, float32; an embedding stays as stored."""

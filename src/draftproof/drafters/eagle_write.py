@@ -13,10 +13,12 @@ from torch import Tensor
 
 from draftproof.drafters.eagle_files import PARTS
 from draftproof.drafters.eagle_head import EagleHead
+from draftproof.int8 import quantise_int8
 from draftproof.types import InputError
 
-FORMATS = ("draftproof", "vllm", "speculators")
-_PREFIX = {"draftproof": "midlayer.", "vllm": "midlayer.", "speculators": "layers.0."}
+FORMATS = ("draftproof", "int8", "vllm", "speculators")
+_PREFIX = {"speculators": "layers.0."}
+_OWN = ("draftproof", "int8")
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Origin:
 def write_head(head: EagleHead, folder: Path, origin: Origin, form: str = "draftproof") -> None:
     """config.json and model.safetensors.
 
-    draftproof: EAGLE-3's layout in float32 with a section of our own. vllm: the same layout in bfloat16.
+    draftproof: EAGLE-3's layout in float32 with a section of our own. int8: the same with every matrix as int8 and a
+    scale a row, `NAME.weight_scale` [outputs, 1], a quarter of the size. vllm: the layout in bfloat16.
     speculators: their nesting, in bfloat16.
     InputError for a format that cannot hold this head.
     """
@@ -42,11 +45,12 @@ def write_head(head: EagleHead, folder: Path, origin: Origin, form: str = "draft
     if head.config.layout != "eagle3" or head.ids is None:
         raise InputError("heads are written in EAGLE-3's layout with a draft vocabulary alone.")
     folder.mkdir(parents=True, exist_ok=True)
-    dtype = torch.float32 if form == "draftproof" else torch.bfloat16
-    save_file(tensors(head, _PREFIX[form], dtype), folder / "model.safetensors", {"format": "pt"})
+    dtype = torch.float32 if form in _OWN else torch.bfloat16
+    weights = tensors(head, _PREFIX.get(form, "midlayer."), dtype)
+    save_file(_coded(weights) if form == "int8" else weights, folder / "model.safetensors", {"format": "pt"})
     settings = _speculators(head, origin) if form == "speculators" else _plain(head)
     settings["torch_dtype"] = str(dtype).removeprefix("torch.")
-    if form == "draftproof":
+    if form in _OWN:
         settings["draftproof"] = {"tokenizer": origin.tokenizer, **origin.training}
     (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
@@ -66,6 +70,18 @@ def tensors(head: EagleHead, prefix: str, dtype: torch.dtype) -> dict[str, Tenso
     marked = torch.zeros(head.config.vocab, dtype=torch.bool)
     marked[ids] = True
     return {**made, "d2t": ids - torch.arange(len(ids)), "t2d": marked}
+
+
+def _coded(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices as codes with their scales; all else as it is."""
+    made: dict[str, Tensor] = {}
+    for name, value in weights.items():
+        if value.dim() < 2:
+            made[name] = value
+        else:
+            made[name], scales = quantise_int8(value)
+            made[f"{name}_scale"] = scales[:, None].contiguous()
+    return made
 
 
 def _sizes(head: EagleHead, module: str) -> list[int]:

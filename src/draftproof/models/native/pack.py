@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from draftproof import _kernels
+from draftproof.int8 import quantise_int8
 from draftproof.models.native.grid import GROUP, Grid, Weight, dense
 from draftproof.types import InputError
 
@@ -80,13 +81,6 @@ def _grid_of_four(weight: Tensor) -> tuple[Tensor, ...]:
 def _check_room(values: Tensor, fmt: str) -> None:
     if not torch.isfinite(values).all():
         raise InputError(f"weights={fmt} has no room for weights as large as some here: use weights=f32.")
-
-
-def quantise_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes -127..127 and one scale an output, by the largest magnitude."""
-    scales = weight.abs().amax(dim=1) / 127.0
-    codes = torch.where(scales[:, None] > 0, weight / scales[:, None], torch.zeros(())).round()
-    return codes.to(torch.int8).contiguous(), scales.contiguous()
 
 
 def quantise_int4(weight: Tensor) -> Grid:
