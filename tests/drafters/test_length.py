@@ -82,14 +82,17 @@ def test_a_curve_refuses_what_is_none(points: tuple[tuple[int, float], ...]) -> 
 
 @given(st.lists(st.floats(0, 1), max_size=12), st.floats(0.1, 8))
 def test_the_best_depth_is_the_best_of_all(chances: list[float], rate: float) -> None:
+    def price(depth: int) -> float:
+        return rate * COSTS.step(depth, "model")
+
     def worth(depth: int) -> float:
         reach, expected = 1.0, 1.0
         for chance in chances[:depth]:
             reach *= chance
             expected += reach
-        return expected - rate * COSTS.step(depth, "model")
+        return expected - price(depth)
 
-    best = best_depth(chances, COSTS, "model", rate)
+    best = best_depth(lambda depth: chances[depth - 1], len(chances), price, "model")
     assert best.worth == pytest.approx(max(worth(depth) for depth in range(len(chances) + 1)))
     assert best.worth == pytest.approx(worth(best.depth))
 

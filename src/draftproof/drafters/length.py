@@ -84,11 +84,10 @@ class AutoLength:
             wanted = [own[j].wanted(asks[j], i, choices[j], len(asks)) for j in those]
             for j, proposal in zip(those, part.propose(wanted) if those else [], strict=True):
                 made[j] = own[j].made(proposal, choices[j])
-        named = [replace(one, drafter=choice.drafter) for one, choice in zip(made, choices, strict=True)]
-        for session, proposal in zip(own, named, strict=True):
+        for session, proposal in zip(own, made, strict=True):
             session.proposed = proposal
             session.times = (begun, self._now()) if len(asks) == 1 else None
-        return named
+        return made
 
     def _now(self) -> float:
         return 0.0 if self.clock is None else self.clock()
@@ -122,12 +121,14 @@ class _Sized:
         rate = self.pace.rate
         self._looked = {part.name: found for part, found in zip(drafter.looks, looked, strict=True)}
         choice = Choice(1 - rate * costs.step(0, "", alike))
-        for name, found in self._looked.items():
-            chances = [self.odds.chance(name, round(sure, 1), sure) for sure in found.confidence]
-            choice = max(choice, best_depth(chances, costs, name, rate, alike), key=lambda one: one.worth)
-        for part in drafter.drafts:
-            chances = [self._at_depth(part.name, depth) for depth in range(1, min(ask.depth, part.gamma) + 1)]
-            choice = max(choice, best_depth(chances, costs, part.name, rate, alike), key=lambda one: one.worth)
+        ways = [
+            (name, partial(self._by_sureness, name, found), len(found.confidence))
+            for name, found in self._looked.items()
+        ]
+        ways += [(one.name, partial(self._at_depth, one.name), min(ask.depth, one.gamma)) for one in drafter.drafts]
+        for name, chance, most in ways:
+            price = partial(_price, rate, costs, name, alike)
+            choice = max(choice, best_depth(chance, most, price, name), key=lambda one: one.worth)
         choice = self._try_again(choice)
         if costs is drafter.tuned and drafter.tuned.stale:
             choice = Choice(choice.worth)
@@ -158,7 +159,12 @@ class _Sized:
         if proposal.confidence:
             self._telling.add(choice.drafter)
         self._cost = self._price(len(proposal))
-        return proposal
+        return replace(proposal, drafter=choice.drafter)
+
+    def _by_sureness(self, name: str, found: Proposal, depth: int) -> float:
+        """The chance of a looked-up token by what the look-up says of it."""
+        sure = found.confidence[depth - 1]
+        return self.odds.chance(name, round(sure, 1), sure)
 
     def _at_depth(self, name: str, depth: int) -> float:
         """The chance at a depth, drawn towards that of all depths together."""
@@ -180,11 +186,11 @@ class _Sized:
 
     def cut(self, choice: Choice) -> Proposal:
         """The look-up that was chosen, as far as it pays; otherwise nothing."""
-        found = self._looked.get(choice.drafter, self._nothing)
-        depth = choice.depth
-        return replace(
-            found, tokens=found.tokens[:depth], parents=found.parents[:depth], confidence=found.confidence[:depth]
-        )
+        found, depth = self._looked.get(choice.drafter), choice.depth
+        if found is None or not depth:
+            return self._nothing
+        sure = found.confidence[:depth]
+        return Proposal(found.tokens[:depth], found.parents[:depth], confidence=sure, drafter=choice.drafter)
 
     def observe(self, context: Sequence[int], drafted: Sequence[int], hidden: Tensor | None) -> None:
         """Learn from the tokens that were committed, then tell the parts."""
@@ -227,6 +233,11 @@ class _Sized:
         if hidden is None or not part.layers:
             return None
         return hidden[:, [self.drafter.layers.index(layer) for layer in part.layers]]
+
+
+def _price(rate: float, costs: Costs | Tuned, name: str, requests: int, depth: int) -> float:
+    """Tokens that the request could write in the time of such a step."""
+    return rate * costs.step(depth, name, requests)
 
 
 def _free(ask: Ask) -> bool:

@@ -18,8 +18,8 @@ _FIRST_BLOCK = 64
 _BLOCK = 1024
 _GLANCE = 4
 _SCANNED = 256
-# (shortest match, chance); from scripts/ngram_chances.py, see docs/log.md.
-_CHANCES = ((10, 0.9), (5, 0.8), (4, 0.7), (3, 0.6), (2, 0.5), (0, 0.2))
+# By length of the match, 10 and more; from scripts/ngram_chances.py, see docs/log.md.
+_CHANCES = (0.2, 0.2, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8, 0.8, 0.8, 0.9)
 
 
 class NgramDrafter:
@@ -56,11 +56,13 @@ class NgramDrafter:
         tokens: list[int] = []
         parents: list[int] = []
         found = matches(text, self._min, self._max, self._width)
+        if self._width == 1 and found:
+            path, length = continuation(text, found[0].start, ask.depth), found[0].length
+            sure = chances(length, len(path))
+            return Proposal(upload(path, history.device), tuple(range(-1, len(path) - 1)), confidence=sure)
         for match in found:
             _add_path(tokens, parents, continuation(text, match.start, ask.depth))
-        sure = [chance(match.length + i) for match in found[:1] for i in range(len(tokens))]
-        confidence = tuple(sure) if self._width == 1 else ()
-        return Proposal(upload(tokens, history.device), tuple(parents), confidence=confidence)
+        return Proposal(upload(tokens, history.device), tuple(parents))
 
 
 class _History:
@@ -94,9 +96,13 @@ class Match(NamedTuple):
     start: int
 
 
-def chance(length: int) -> float:
-    """A guess how often the token behind a match of this length is the target's next one; steps of a tenth."""
-    return next(chance for shortest, chance in _CHANCES if length >= shortest)
+def chances(length: int, count: int) -> tuple[float, ...]:
+    """Guesses how often the tokens behind a match of this length are the target's, each once those before it are.
+
+    Every token that is taken makes the match longer by one. In steps of a tenth.
+    """
+    first = min(length, len(_CHANCES) - 1)
+    return (_CHANCES[first:] + _CHANCES[-1:] * count)[:count]
 
 
 def matches(text: np.ndarray, shortest: int, longest: int, count: int) -> list[Match]:

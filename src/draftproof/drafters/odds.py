@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-
-from draftproof.drafters.cost_curves import Costs, Tuned
 
 TRUST = 3.0
 MEMORY = 0.97
@@ -56,14 +54,20 @@ class Choice:
     trial: bool = False
 
 
-def best_depth(chances: Sequence[float], costs: Costs | Tuned, drafter: str, rate: float, requests: int = 1) -> Choice:
-    """The depth 0 ... len(chances) of the largest worth; chances[i]: of token i + 1 once the i before it are taken."""
-    choice = Choice(1 - rate * costs.step(0, drafter, requests), 0, drafter)
+def best_depth(chance: Callable[[int], float], most: int, price: Callable[[int], float], drafter: str) -> Choice:
+    """The depth 0 ... most of the largest worth.
+
+    chance(i): of token i once those before it are taken; price(n): tokens that could be written in the time of a step
+    that drafts n, which never falls. Depths that cannot catch up even with certain tokens are not looked at.
+    """
+    choice = Choice(1 - price(0), 0, drafter)
     expected = reach = 1.0
-    for depth, chance in enumerate(chances, 1):
-        reach *= chance
+    for depth in range(1, most + 1):
+        reach *= chance(depth)
         expected += reach
-        worth = expected - rate * costs.step(depth, drafter, requests)
+        worth = expected - price(depth)
         if worth > choice.worth:
             choice = Choice(worth, depth, drafter)
+        elif worth + reach * (most - depth) <= choice.worth:
+            break
     return choice
