@@ -110,7 +110,7 @@ class _Sized:
         self._cost, self._at = 0.0, 0
         self._idle, self._wait = 0, _FIRST_WAIT
         self._telling = set[str]()  # drafters that have said how sure they are
-        self._price: Callable[[int], float] = float
+        self._price: Callable[[int], float] = partial(drafter.costs.step, drafter="")
 
     def settle(self, ask: Ask, looked: Sequence[Proposal], requests: int) -> Choice:
         """What pays best now. Lengths that could change the text must not depend on who else is in the call."""
