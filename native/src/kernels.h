@@ -18,9 +18,9 @@ enum class Activation : int { silu, gelu_tanh };
 //   bf16       [depth/2][16][2]
 //   int8       scales f32 [16], then [depth/4][16][4] signed bytes
 //   int8_groups  per group of 32: scales f16 [16], then [8][16][4] signed bytes
-//   int4       per group of 32, 64 or 128: scales f16 [16], minima f16 [16], [group/8][16] words of eight nibbles; nibble
-//              2b of a word is k + b and nibble 2b + 1 is k + 4 + b, so that masking a word leaves four consecutive k as
-//              bytes
+//   int4       per group of 32, 64 or 128: scales f16 [16], minima f16 [16], [group/8][16] words of eight nibbles;
+//              nibble 2b of a word is k + b and nibble 2b + 1 is k + 4 + b, so that masking a word leaves four
+//              consecutive k as bytes
 struct Panels {
   Format format;
   const std::uint8_t* data;

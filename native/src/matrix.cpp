@@ -114,7 +114,8 @@ std::shared_ptr<Matrix> Matrix::from_int8_groups(Arena& arena, const std::int8_t
 
 std::shared_ptr<Matrix> Matrix::from_int4(Arena& arena, const std::uint8_t* q, const std::uint16_t* scales,
                                           const std::uint16_t* minima, int outputs, int depth, int group) {
-  if (group != 32 && group != 64 && group != 128) throw std::invalid_argument("int4 weights have groups of 32, 64 or 128");
+  if (group != 32 && group != 64 && group != 128)
+    throw std::invalid_argument("int4 weights have groups of 32, 64 or 128");
   if (depth % group != 0) throw std::invalid_argument("int4 weights need a depth in whole groups");
   std::shared_ptr<Matrix> m(new Matrix(arena, Format::int4, outputs, depth, group));
   for (int n = 0; n < outputs; ++n) {

@@ -68,7 +68,7 @@ int Pool::take(int worker) {
 }
 
 // Works until nothing is left to take; false if that was so at once. Finished items are told together: telling each
-// would send the counter back and forth between the cores, which for small items took as long as the work.
+// would send the counter back and forth between the cores, which small items feel.
 bool Pool::drain(int worker) {
   int done = 0;
   for (int item = take(worker); item >= 0; item = take(worker), ++done) call_(work_, item, worker);

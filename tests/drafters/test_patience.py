@@ -80,7 +80,7 @@ def test_a_chain_that_tells_ends_behind_the_token_it_is_unsure_of() -> None:
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0, 1), st.floats(0, 2))
 def test_patience_weighs_the_next_token_against_its_price(sure: list[float], following: float, price: float) -> None:
-    asked = Patience(lambda depth, one: one, lambda depth: following, lambda depth: price)
+    asked = Patience(lambda one: one, lambda depth: following, lambda depth: price)
     reach = 1.0
     for one in sure:
         reach *= one

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 from models import native_models
+from safetensors.torch import save_file
 from torch import Tensor
 
 from draftproof.models import native
+from draftproof.models.native.checkpoint import Checkpoint
+from draftproof.models.native.grid import fold
 from draftproof.types import InputError
 
 if not native.available():
@@ -19,7 +22,7 @@ if not native.available():
 
 
 def rewrite(folder: Path, change: dict[str, Tensor]) -> None:
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file
 
     file = folder / "model.safetensors"
     save_file({**load_file(file), **change}, file, metadata={"format": "pt"})
@@ -69,3 +72,17 @@ def test_a_damaged_folder_gets_one_sentence(name: str, tmp_path: Path) -> None:
 def test_impossible_options_are_refused(options: dict[str, Any], native_folders: dict[str, Path]) -> None:
     with pytest.raises(InputError):
         native.load_native(native_folders["llama"], **options)
+
+
+def test_a_weight_is_found_below_a_multimodal_models_prefix(tmp_path: Path) -> None:
+    weight, codes = torch.randn(4, 32), torch.randint(0, 16, (4, 32), dtype=torch.uint8)
+    half = torch.ones(4, 1).half()
+    below = "language_model."
+    stored = {"a": weight, "b.codes": fold(codes), "b.scales": half, "b.minima": half.clone()}
+    save_file({below + name: tensor for name, tensor in stored.items()}, tmp_path / "grid.safetensors")
+    with Checkpoint(tmp_path) as checkpoint:
+        for prefix in ("", below):
+            assert torch.equal(checkpoint.weight(prefix + "a"), weight)
+            assert torch.equal(checkpoint.weight(prefix + "b"), codes + 1.0)
+        with pytest.raises(InputError, match="no tensor c"):
+            checkpoint.weight("c")

@@ -20,7 +20,6 @@ from draftproof.device import send, upload
 from draftproof.drafters.best_first import BestFirst, grow_best
 from draftproof.drafters.children import Shape, grow_all
 from draftproof.drafters.eagle_head import EagleHead
-from draftproof.drafters.eagle_quick import QuickHead, fits
 from draftproof.types import InputError, Proposal, Segment
 
 _PENDING = 256
@@ -40,7 +39,6 @@ class EagleDrafter:
         if not own:
             borrowed = shared.head() if head.ids is None else shared.product(shared.head_rows(head.ids), None)
         head.serve(shared.product, borrowed)
-        self._quick = QuickHead(head) if head.device.type == "cpu" else None
 
     def start(self, target: Any) -> DraftSession:
         """The head's cache of this text; what an earlier request with the same session left is taken up."""
@@ -64,11 +62,6 @@ class EagleDrafter:
         caches = [segment.cache for segment in segments if isinstance(segment.cache, HeadCache)]
         sizes, rows = [len(segment.tokens) for segment in segments], [segment.rows for segment in segments]
         states = self._states([cache.incoming for cache in caches])
-        if self._quick is not None and fits(self.head, segments):
-            cache = caches[0]
-            own, logits = self._quick.step(self._embed(segments[0].tokens), states, cache)
-            cache.own = own if cache.own is None else torch.cat([cache.own, own])
-            return [self._to_target(logits)]
         entered, residual = self.head.enter(self._embed(torch.cat([segment.tokens for segment in segments])), states)
         positions = upload([p for cache in caches for p in cache.coming], states.device)
         q, k, v = self.head.project(entered, self.head.angles(positions))
@@ -156,7 +149,8 @@ class HeadCache:
 
     def attend(self, queries: Tensor, parents: Sequence[int]) -> Tensor:
         """[m, heads * d] of the last m entries: each sees the true entries and, among the nodes, its own path."""
-        keys, values = (one[None] for one in self.held())
+        end = self.length + self.drafted
+        keys, values = self._keys[None, :, :end], self._values[None, :, :end]
         mask = None
         if self.drafted and not tree.is_chain(parents):
             mask = send(torch.from_numpy(_visible(parents, queries.shape[1], self.length)), queries.device)
@@ -164,11 +158,6 @@ class HeadCache:
             queries[None], keys, values, attn_mask=mask, enable_gqa=True
         )
         return out[0].transpose(0, 1).flatten(1)
-
-    def held(self) -> tuple[Tensor, Tensor]:
-        """Keys and values of all entries, those being drafted included."""
-        end = self.length + self.drafted
-        return self._keys[:, :end], self._values[:, :end]
 
     def entries(self) -> tuple[Tensor, Tensor]:
         """Keys and values of the true entries."""

@@ -81,7 +81,7 @@ class AutoLength:
         made = [session.cut(choice) for session, choice in zip(own, choices, strict=True)]
         for i, part in enumerate(self.drafts, len(self.looks)):
             those = [j for j, choice in enumerate(choices) if choice.depth and choice.drafter == part.name]
-            wanted = [own[j].wanted(asks[j], i, choices[j], len(asks)) for j in those]
+            wanted = [own[j].wanted(asks[j], i, choices[j]) for j in those]
             for j, proposal in zip(those, part.propose(wanted) if those else [], strict=True):
                 made[j] = own[j].made(proposal, choices[j])
         for session, proposal in zip(own, made, strict=True):
@@ -136,7 +136,7 @@ class _Sized:
         self._cost, self._at = self._price(choice.depth), len(ask.context)
         return choice
 
-    def wanted(self, ask: Ask, part: int, choice: Choice, requests: int) -> Ask:
+    def wanted(self, ask: Ask, part: int, choice: Choice) -> Ask:
         """The ask for the part that was chosen. Greedily it may go on beyond the length while it is sure of its tokens.
 
         A drafter that has never said so is only asked to say it.
@@ -148,7 +148,7 @@ class _Sized:
             return replace(inner, go_on=always)
         rate, price = self.pace.rate, self._price
         patience = Patience(
-            lambda depth, sure: self.sureness.chance(name, class_of(sure), sure),
+            lambda sure: self.sureness.chance(name, class_of(sure), sure),
             lambda depth: self._at_depth(name, depth),
             lambda depth: rate * (price(depth) - price(depth - 1)),
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-TRUST = 3.0
-MEMORY = 0.97
+_TRUST = 3.0
+_MEMORY = 0.97
 
 
 class Odds:
@@ -18,12 +18,12 @@ class Odds:
     def chance(self, drafter: str, kind: float, guess: float) -> float:
         """The chance of this class; the guess counts as a few tries."""
         taken, tries = self._counts.get((drafter, kind), (0.0, 0.0))
-        return (taken + TRUST * guess) / (tries + TRUST)
+        return (taken + _TRUST * guess) / (tries + _TRUST)
 
     def learn(self, drafter: str, kind: float, taken: bool) -> None:
         """One more draft token of this class."""
         before = self._counts.get((drafter, kind), (0.0, 0.0))
-        self._counts[drafter, kind] = (before[0] * MEMORY + taken, before[1] * MEMORY + 1)
+        self._counts[drafter, kind] = (before[0] * _MEMORY + taken, before[1] * _MEMORY + 1)
 
 
 @dataclass
@@ -40,8 +40,8 @@ class Pace:
 
     def add(self, tokens: int, seconds: float) -> None:
         """One more step."""
-        self.tokens = self.tokens * MEMORY + tokens
-        self.seconds = self.seconds * MEMORY + seconds
+        self.tokens = self.tokens * _MEMORY + tokens
+        self.seconds = self.seconds * _MEMORY + seconds
 
 
 @dataclass(frozen=True)

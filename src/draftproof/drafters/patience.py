@@ -27,17 +27,17 @@ class Patience:
 
     def __init__(
         self,
-        chance: Callable[[int, float], float],
+        chance: Callable[[float], float],
         following: Callable[[int], float],
         price: Callable[[int], float],
     ) -> None:
-        """chance(depth, sure): that the target takes this token; following(depth): one not drafted yet, both once its
-        parent is taken. price(depth): tokens that could be written in the time which the token at this depth costs."""
+        """chance(sure): that the target takes the token; following(depth): one not drafted yet, both once its parent is
+        taken. price(depth): tokens that could be written in the time which the token at this depth costs."""
         self._chance, self._following, self._price = chance, following, price
         self._reach, self._depth = 1.0, 0
 
     def __call__(self, sure: float) -> bool:
         """Is one more token worth its cost?"""
         self._depth += 1
-        self._reach *= self._chance(self._depth, sure)
+        self._reach *= self._chance(sure)
         return self._reach * self._following(self._depth + 1) > self._price(self._depth + 1)

@@ -55,7 +55,11 @@ class Checkpoint:
                 yield name, self._files[name].get_tensor(name)
 
     def __contains__(self, name: str) -> bool:
-        return any(prefix + name in self._files for prefix in _PREFIXES)
+        return bool(self._full(name))
+
+    def _full(self, name: str) -> str:
+        """The name as the files have it; "" for a tensor that is missing."""
+        return next((prefix + name for prefix in _PREFIXES if prefix + name in self._files), "")
 
     @property
     def on_grid(self) -> bool:
@@ -70,13 +74,13 @@ class Checkpoint:
 
     def stored(self, name: str) -> str:
         """The type a tensor is stored in, as the file names it ("BF16"); "" for one that is missing."""
-        full = next((prefix + name for prefix in _PREFIXES if prefix + name in self._files), None)
-        return "" if full is None else str(self._files[full].get_slice(full).get_dtype())
+        full = self._full(name)
+        return str(self._files[full].get_slice(full).get_dtype()) if full else ""
 
     def tensor(self, name: str, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...] = FLOATS) -> Tensor:
         """The tensor as stored; InputError if it is missing, of another shape or type, or not finite."""
-        full = next((prefix + name for prefix in _PREFIXES if prefix + name in self._files), None)
-        if full is None:
+        full = self._full(name)
+        if not full:
             raise InputError(f"{self._folder} has no tensor {name}; the checkpoint is incomplete.")
         with refusing(f"{name} of {self._folder} cannot be read"):
             found: Tensor = self._files[full].get_tensor(full)
@@ -116,12 +120,12 @@ class Checkpoint:
 
     def weight(self, name: str) -> Tensor:
         """One of them. InputError for one that is missing."""
-        stored = name + _CODES if name + _CODES in self._files else name
-        if stored not in self._files:
+        full = self._full(name + _CODES) or self._full(name)
+        if not full:
             raise InputError(f"{self._folder} has no tensor {name}; the checkpoint is incomplete.")
         with refusing(f"{name} of {self._folder} cannot be read"):
-            outputs, *rest = self._files[stored].get_slice(stored).get_shape()
-        if stored == name:
+            outputs, *rest = self._files[full].get_slice(full).get_shape()
+        if not full.endswith(_CODES):
             return self.tensor(name, (outputs, *rest))
         depth = rest[0] * 2 if name + _MINIMA in self else rest[0]
         return dense(self.matrix(name, outputs, depth))
