@@ -106,6 +106,13 @@ Request make_request(const nb::tuple& item, const Config& config, std::size_t la
                   static_cast<int>(hidden.shape(2)) == config.hidden);
     request.hidden = hidden.data();
   }
+  if (config.fuse) {
+    const auto states = nb::cast<Array2<float>>(item[7]);
+    request.own_states = nb::cast<bool>(item[8]);
+    const int width = request.own_states ? config.hidden : config.fuse->depth();
+    require_shape(states.shape(0) == request.tokens.size() && columns_of(states) == width);
+    request.states = states.data();
+  }
   return request;
 }
 
@@ -147,6 +154,12 @@ void bind_config(nb::module_& m) {
       .def_prop_rw(
           "head", [](const Config& c) { return std::const_pointer_cast<Matrix>(c.head); },
           [](Config& c, std::shared_ptr<Matrix> w) { c.head = std::move(w); })
+      .def_prop_rw(
+          "fuse", [](const Config& c) { return std::const_pointer_cast<Matrix>(c.fuse); },
+          [](Config& c, std::shared_ptr<Matrix> w) { c.fuse = std::move(w); })
+      .def_rw("fuse_norm", &Config::fuse_norm)
+      .def_rw("embedding_norm", &Config::embedding_norm)
+      .def_rw("normed_residual", &Config::normed_residual)
       .def_rw("final_norm", &Config::final_norm);
 }
 

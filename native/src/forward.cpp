@@ -27,7 +27,8 @@ Forward::Forward(const Model& model, std::vector<Request>& requests, const Ask& 
 
 void Forward::run() {
   const int stop = ask_.exit_layer < 0 ? static_cast<int>(model_.layers().size()) : ask_.exit_layer;
-  embed();
+  if (config_.fuse) fuse();
+  else embed();
   compute_angles();
   for (int l = 0; l < stop; ++l) {
     select(l);
@@ -51,6 +52,34 @@ void Forward::embed() {
     config_.embedding->row(static_cast<int>(request.tokens[row.token]), x);
     for (int h = 0; h < config_.hidden; ++h) x[h] *= config_.embedding_scale;
   }
+}
+
+// What a trained head begins from.
+void Forward::fuse() {
+  const std::size_t hidden = static_cast<std::size_t>(config_.hidden), depth = config_.fuse->depth();
+  embedded_.resize(rows_.size() * hidden);
+  active_.clear();
+  for (std::size_t i = 0; i < rows_.size(); ++i) {
+    const Request& request = requests_[rows_[i].request];
+    const std::size_t token = static_cast<std::size_t>(rows_[i].token);
+    config_.embedding->row(static_cast<int>(request.tokens[token]), &embedded_[i * hidden]);
+    if (request.own_states) std::copy_n(request.states + token * hidden, hidden, state(static_cast<int>(i)));
+    else active_.push_back(static_cast<int>(i));
+  }
+  if (active_.empty()) return;
+  packed_.resize(active(), *config_.fuse);
+  spread_rows(pool_, active(), [&](int a, int worker) {
+    const Row& row = rows_[active_[a]];
+    const float* x = requests_[row.request].states + row.token * depth;
+    std::vector<float>& out = scratch_[worker];
+    out.resize(std::max(out.size(), depth));
+    if (config_.fuse_norm.empty()) std::copy_n(x, depth, out.data());
+    else kernels_.rms_norm(x, config_.fuse_norm.data(), config_.eps, static_cast<int>(depth), out.data());
+    packed_.pack(a, out.data());
+  });
+  multiply(pool_, kernels_, *config_.fuse, packed_, [&](int a, int first, int count, const float* values) {
+    std::copy_n(values, count, state(active_[a]) + first);
+  });
 }
 
 // Angles in float32, as the checkpoints were trained with.
@@ -106,6 +135,21 @@ void Forward::normalise(const Vector& weight, const Matrix& w) {
   });
 }
 
+// The input of a trained head's attention: [norm(embedding), norm(state)].
+void Forward::normalise_pair(const Vector& weight, const Matrix& w) {
+  packed_.resize(active(), w);
+  const int hidden = config_.hidden;
+  spread_rows(pool_, active(), [&](int a, int worker) {
+    std::vector<float>& out = scratch_[worker];
+    out.resize(std::max(out.size(), static_cast<std::size_t>(2 * hidden)));
+    const float* embedded = &embedded_[static_cast<std::size_t>(active_[a]) * hidden];
+    kernels_.rms_norm(embedded, config_.embedding_norm.data(), config_.eps, hidden, out.data());
+    kernels_.rms_norm(state(active_[a]), weight.data(), config_.eps, hidden, out.data() + hidden);
+    packed_.pack(a, out.data());
+    if (config_.normed_residual) std::copy_n(out.data() + hidden, hidden, state(active_[a]));
+  });
+}
+
 // Adds a block's outputs, collected in delta_, to the states, behind a norm of their own if the model has one.
 void Forward::add_to_state(const Vector& norm) {
   spread_rows(pool_, active(), [&](int a, int) {
@@ -118,7 +162,8 @@ void Forward::add_to_state(const Vector& norm) {
 
 void Forward::attention(int index) {
   const Layer& layer = model_.layers()[index];
-  normalise(layer.attention_norm, *layer.qkv);
+  if (config_.fuse) normalise_pair(layer.attention_norm, *layer.qkv);
+  else normalise(layer.attention_norm, *layer.qkv);
   const int width = layer.qkv->outputs();
   multiply(pool_, kernels_, *layer.qkv, packed_, [&](int a, int first, int count, const float* values) {
     float* out = &qkv_[static_cast<std::size_t>(a) * width + first];

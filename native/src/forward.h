@@ -58,6 +58,7 @@ class Forward {
 
  private:
   void embed();
+  void fuse();
   void write_hidden(int depth);
   void layer(int index);
   void attention(int index);
@@ -77,6 +78,7 @@ class Forward {
   void attend_divided(int index, const std::vector<Part>& parts);
   void close_tile(const AttentionTile& tile, const Part& part);
   void normalise(const Vector& weight, const Matrix& w);
+  void normalise_pair(const Vector& weight, const Matrix& w);
   void project(const Matrix& w, const Vector& bias, const Vector& norm);
   void add_to_state(const Vector& norm);
 
@@ -93,6 +95,7 @@ class Forward {
   std::vector<Span> spans_;  // the same rows by request, as indices into active_
   PackedRows packed_;
   std::vector<float> state_, qkv_, mixed_, gated_, delta_;
+  std::vector<float> embedded_;  // of a trained head's tokens
   std::vector<float> angles_;  // [rope][row][cosines, sines]
   std::vector<AttentionTile> tiles_;
   std::vector<std::vector<float>> scratch_;  // one a worker

@@ -81,7 +81,7 @@ void require_vector(const Vector& v, int size, bool optional, const std::string&
 
 void check_layer(const Layer& layer, const Config& c) {
   const int width = c.heads * c.head_dim, all = width + 2 * c.kv_heads * c.head_dim;
-  require_matrix(layer.qkv, all, c.hidden, "qkv");
+  require_matrix(layer.qkv, all, c.fuse ? 2 * c.hidden : c.hidden, "qkv");
   require_matrix(layer.out, c.hidden, width, "out");
   require_matrix(layer.gate_up, 2 * c.intermediate, c.hidden, "gate_up");
   require_matrix(layer.down, c.hidden, c.intermediate, "down");
@@ -124,6 +124,12 @@ void Model::check() const {
   require(c.head && c.head->depth() == c.hidden && c.head->outputs() <= c.vocab,
           "head must have the depth of the states and at most as many outputs as there are tokens");
   require_vector(c.final_norm, c.hidden, false, "final_norm");
+  if (c.fuse) {
+    require_matrix(c.fuse, c.hidden, c.fuse->depth(), "fuse");
+    require(c.fuse->depth() % unit == 0 && layers_.size() == 1, "a head has one layer and fuses multiples of " + std::to_string(unit));
+    require_vector(c.fuse_norm, c.fuse->depth(), true, "fuse_norm");
+    require_vector(c.embedding_norm, c.hidden, false, "embedding_norm");
+  }
   for (const Rope& rope : c.ropes) require_vector(rope.frequencies, c.head_dim / 2, false, "frequencies");
   for (const Layer& layer : layers_) check_layer(layer, c);
 }
@@ -139,6 +145,7 @@ void Model::check(const Request& request, const Ask& ask) const {
     require(request.parents[i] >= -1 && request.parents[i] < i, "parents[i] must be -1 or an earlier entry");
   for (const std::int64_t token : request.tokens)
     require(token >= 0 && token < config_.vocab, "token " + std::to_string(token) + " is outside the vocabulary");
+  require((request.states != nullptr) == (config_.fuse != nullptr), "a head begins from states, a decoder has none");
   require(request.rows >= 0 && request.rows <= count, "rows must lie in 0..tokens");
   require(request.resume >= 0 && request.resume <= (ask.exit_layer < 0 ? std::min(count, cache.shallow()) : 0),
           "resume exceeds the shallow entries");
@@ -149,7 +156,7 @@ void Model::check(const Request& request, const Ask& ask) const {
 }
 
 std::size_t Model::weight_bytes() const {
-  std::size_t bytes = config_.head->bytes() + (config_.embedding == config_.head ? 0 : config_.embedding->bytes());
+  std::size_t bytes = config_.head->bytes() + (config_.fuse ? config_.fuse->bytes() : 0) + (config_.embedding == config_.head ? 0 : config_.embedding->bytes());
   for (const Layer& l : layers_) bytes += l.qkv->bytes() + l.out->bytes() + l.gate_up->bytes() + l.down->bytes();
   return bytes;
 }

@@ -45,6 +45,11 @@ struct Config {
   std::vector<Rope> ropes;
   Weights embedding, head;  // a head of fewer outputs gives logits of those alone
   Vector final_norm;
+  // A trained head (EAGLE-3) begins from states instead of embeddings: those of its target, combined by `fuse`, or its
+  // own. Its attention reads the normed embedding and the normed state side by side.
+  Weights fuse;  // null in a decoder
+  Vector fuse_norm, embedding_norm;
+  bool normed_residual = false;
 };
 
 // One request's share of a call. The outputs belong to the caller.
@@ -56,6 +61,8 @@ struct Request {
   int resume;
   float* logits;  // [rows][outputs of the head]
   float* hidden;  // [tokens][layers asked for][hidden], or null
+  const float* states = nullptr;  // of a trained head: [tokens][depth of fuse], or [tokens][hidden] of its own
+  bool own_states = false;
 };
 
 struct Ask {

@@ -64,6 +64,10 @@ class Config:
     embedding: Matrix
     head: Matrix
     final_norm: list[float]
+    fuse: Matrix
+    fuse_norm: list[float]
+    embedding_norm: list[float]
+    normed_residual: bool
     def __init__(self) -> None: ...
 
 class Layer:

@@ -5,7 +5,7 @@ N draft nodes, V vocabulary of the target, T tokens fed, L layers asked for, H h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -79,6 +79,51 @@ class SharesWeights(Protocol):
 
     def shared(self) -> Shared:
         """InputError where this model does not have them in the usual places."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeadParts:
+    """A trained head of EAGLE-3's form, for a backend that computes its step as a whole.
+
+    H its width, F = L times the target's width. tensors by the names of `drafters.eagle_head.EagleHead`: fc [H, F],
+    qkv [heads * d + 2 kv_heads * d, 2 H] over [norm(embedding), norm(state)], out, gate_up, down, lm_head [K, H],
+    norms; `embedding.weight` where it has its own, biases of qkv and out.
+    normed_residual: the residual starts from the normed state.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    eps: float
+    frequencies: Tensor
+    rope_scale: float
+    normed_residual: bool
+    tensors: Mapping[str, Tensor]
+
+
+class HeadForward(Protocol):
+    """A trained head as a backend computes it, with caches of its own."""
+
+    def new_cache(self) -> Any:
+        """An empty cache."""
+
+    def forward(self, segments: Sequence[Segment], states: Sequence[Tensor], own: bool) -> list[tuple[Tensor, Tensor]]:
+        """One call: append every segment's tokens to its cache; (logits [rows, K], the head's own states [rows, H]).
+
+        states: of every segment's tokens, the target's [n, L, target_hidden], or with `own` the head's [n, H].
+        """
+
+    def rollback(self, cache: Any, length: int) -> None:
+        """Keep entries [0, length)."""
+
+
+@runtime_checkable
+class RunsHeads(Protocol):
+    """A backend's `Shared` that computes a head's step in one call."""
+
+    def whole_head(self, parts: HeadParts) -> HeadForward | None:
+        """None where its kernels do not take these sizes."""
 
 
 @dataclass(frozen=True, eq=False)

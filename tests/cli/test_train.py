@@ -7,8 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from cli.calls import ESCAPE, Call
 from models.hf_models import build
+from safetensors.torch import load_file
 
 from draftproof.text import letters
 
@@ -45,6 +47,25 @@ def test_a_head_is_trained_resumed_and_loaded(call: Call, folder: Path, tmp_path
     again = call(*arguments(folder, tmp_path / "head", *EAGLE, "--rounds", "3", "--resume", "--json"))
     assert again.json["rounds"] == 3
     assert generated(call, folder, f"eagle:{tmp_path / 'head'},gamma=2") == generated(call, folder, "null")
+
+
+def test_a_head_begins_with_an_earlier_one(call: Call, folder: Path, tmp_path: Path) -> None:
+    assert call(*arguments(folder, tmp_path / "one", *EAGLE)).code == 0
+    more = ("--draft-vocab", "40", "--start", str(tmp_path / "one"), "--rate", "0")
+    assert call(*arguments(folder, tmp_path / "two", *EAGLE, *more)).code == 0
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    for name in one.keys() - {"lm_head.weight", "d2t", "t2d"}:
+        assert torch.equal(one[name], two[name])
+    rows = [dict(zip(ids_of(made).tolist(), made["lm_head.weight"], strict=True)) for made in (one, two)]
+    common = rows[0].keys() & rows[1].keys()
+    assert len(common) >= 15 and all(torch.equal(rows[0][token], rows[1][token]) for token in common)
+    refused = call(*arguments(folder, tmp_path / "three", *EAGLE, "--layers", "1,2", "--start", str(tmp_path / "one")))
+    assert refused.code == 2 and "another shape" in refused.err
+
+
+def ids_of(made: dict[str, torch.Tensor]) -> torch.Tensor:
+    return made["d2t"] + torch.arange(len(made["d2t"]))
 
 
 def test_an_adapter_is_trained_and_loaded(call: Call, folder: Path, tmp_path: Path) -> None:

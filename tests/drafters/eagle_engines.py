@@ -81,3 +81,11 @@ def read_at_once(made: Engine, context: Sequence[int]) -> EagleSession:
     made.drafter.call([fresh.plan(list(context))])
     fresh.cache.cut(len(context))
     return fresh
+
+
+def row_behind(made: Engine, state: EagleSession, context: Sequence[int]) -> torch.Tensor:
+    """[draft vocabulary]: the head's finite logits behind the context, its last entry read once more."""
+    assert isinstance(made.drafter, EagleDrafter)
+    state.observe(context, (), states_of(made, context)[-1:])
+    row = made.drafter.call([state.plan(context)])[0][-1]
+    return row[torch.isfinite(row)]

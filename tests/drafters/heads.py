@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
-SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48}
+SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 64}
 EPS = 1e-5
 
 

@@ -49,6 +49,9 @@ class WhatOptions:
     loss: Annotated[
         str, _what(metavar="NAME", help="distance of the rows, or length: that less the expected accepted length.")
     ] = "distance"
+    start: Annotated[
+        str, _what(metavar="HEAD", help="Of eagle: begin with this head; without it the target's last layer.")
+    ] = ""
     format: Annotated[
         str, _what(metavar="NAME", help="draftproof, int8 (a quarter of its size), vllm or speculators.")
     ] = "draftproof"
@@ -162,6 +165,7 @@ def _wanted(target: str, out: str, what: WhatOptions, text: TextOptions, run: Le
         held_out=text.held_out,
         form=_one_of("--format", what.format, FORMATS),
         resume=run.resume,
+        start=Path(what.start) if what.start else None,
         store=Path(text.store) if text.store else None,
         store_tokens=text.store_tokens,
         plan=Plan(_numbers("--temperatures", text.temperatures), text.max_tokens, text.max_batch, run.seed),

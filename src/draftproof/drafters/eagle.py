@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from draftproof import tree
 from draftproof.contracts import Ask, DraftSession, Shared
-from draftproof.device import send, upload
+from draftproof.device import upload
 from draftproof.drafters.best_first import BestFirst, grow_best
 from draftproof.drafters.children import Shape, grow_all
+from draftproof.drafters.eagle_bodies import body_of
 from draftproof.drafters.eagle_head import EagleHead
 from draftproof.types import InputError, Proposal, Segment
 
@@ -29,16 +29,12 @@ class EagleDrafter:
     """Chains and trees of a fixed shape as `shape` says, or trees that follow the likeliest paths (EAGLE-2)."""
 
     def __init__(self, head: EagleHead, shared: Shared, shape: Shape | BestFirst) -> None:
-        """The head's products become those of the target's backend. InputError where the two do not belong together."""
+        """The head's step becomes that of the target's backend. InputError where the two do not belong together."""
         _check(head, shared)
-        self.head, self.shared, self.shape = head, shared, shape
+        self.head, self.shape = head, shape
         self.name, self.gamma, self.draws, self.branches = "eagle", shape.gamma, shape.draws, shape.branches
         self.layers = head.config.layers
-        own = head.config.own_head
-        borrowed = None
-        if not own:
-            borrowed = shared.head() if head.ids is None else shared.product(shared.head_rows(head.ids), None)
-        head.serve(shared.product, borrowed)
+        self.body = body_of(head, shared)
 
     def start(self, target: Any) -> DraftSession:
         """The head's cache of this text; what an earlier request with the same session left is taken up."""
@@ -59,38 +55,8 @@ class EagleDrafter:
     @torch.no_grad()
     def call(self, segments: Sequence[Segment]) -> list[Tensor]:
         """Feed every segment's entries; logits [rows, V] over the target's vocabulary, -inf where the head has none."""
-        caches = [segment.cache for segment in segments if isinstance(segment.cache, HeadCache)]
-        sizes, rows = [len(segment.tokens) for segment in segments], [segment.rows for segment in segments]
-        states = self._states([cache.incoming for cache in caches])
-        entered, residual = self.head.enter(self._embed(torch.cat([segment.tokens for segment in segments])), states)
-        positions = upload([p for cache in caches for p in cache.coming], states.device)
-        q, k, v = self.head.project(entered, self.head.angles(positions))
-        ends, attended, kept = np.cumsum(sizes), [], []
-        for segment, cache, end in zip(segments, caches, ends.tolist(), strict=True):
-            start, first = end - len(segment.tokens), end - segment.rows
-            cache.append(k[:, start:end], v[:, start:end])
-            if segment.rows:
-                attended.append(cache.attend(q[:, first:end], segment.parents))
-                kept.append(residual[first:end])
-        if not attended:
-            return [states.new_empty(0, self.head.config.vocab) for _ in segments]
-        own = self.head.leave(torch.cat(attended), torch.cat(kept))
-        for cache, share in zip(caches, torch.split(own, rows), strict=True):
-            cache.own = share if cache.own is None else torch.cat([cache.own, share])
-        return list(torch.split(self._to_target(self.head.logits(own)), rows))
-
-    def _states(self, incoming: Sequence[Tensor]) -> Tensor:
-        """[n, H]: true states [n, L, target_hidden] combined, the head's own as they are; a call has one kind."""
-        states = incoming[0] if len(incoming) == 1 else torch.cat(list(incoming))
-        if states.dim() == 2:
-            return states
-        if self.head.config.layout == "eagle1":
-            return self.shared.final_norm(states[:, 0])
-        return self.head.combine(states.float())
-
-    def _embed(self, tokens: Tensor) -> Tensor:
-        own = self.head.embedding
-        return self.shared.embed(tokens) if own is None else own(tokens).float()
+        logits = self.body.call(segments)
+        return list(torch.split(self._to_target(torch.cat(logits)), [segment.rows for segment in segments]))
 
     def _to_target(self, logits: Tensor) -> Tensor:
         """[R, draft vocabulary] -> [R, V]."""
@@ -109,76 +75,6 @@ def _check(head: EagleHead, shared: Shared) -> None:
         raise InputError(
             f"the head is {c.hidden} wide and the target {shared.width}, so it needs its own embedding and output head."
         )
-
-
-class HeadCache:
-    """Keys and values [kv_heads, n, d] of one request: `positions` of the true entries, then those being drafted."""
-
-    def __init__(self, head: EagleHead) -> None:
-        self._head = head
-        self.positions: list[int] = []
-        self.drafted = 0
-        self.incoming = self.nothing = torch.empty(0)
-        self.coming: list[int] = []
-        self.own: Tensor | None = None
-        c = head.config
-        self._keys, self._values = (torch.empty(c.kv_heads, 0, c.head_dim, device=head.device) for _ in range(2))
-
-    @property
-    def length(self) -> int:
-        """True entries."""
-        return len(self.positions)
-
-    def cut(self, position: int) -> None:
-        """Drop what is drafted, and true entries from this position on."""
-        self.drafted, self.own = 0, None
-        while self.positions and self.positions[-1] >= position:
-            self.positions.pop()
-
-    def append(self, keys: Tensor, values: Tensor) -> None:
-        """The entries of `coming`: true ones while nothing has been drafted from them."""
-        start = self.length + self.drafted
-        end = start + keys.shape[1]
-        if end > self._keys.shape[1]:
-            self._keys, self._values = (_grown(one, start, end) for one in (self._keys, self._values))
-        self._keys[:, start:end], self._values[:, start:end] = keys, values
-        if self.own is None:
-            self.positions += self.coming
-        else:
-            self.drafted += keys.shape[1]
-
-    def attend(self, queries: Tensor, parents: Sequence[int]) -> Tensor:
-        """[m, heads * d] of the last m entries: each sees the true entries and, among the nodes, its own path."""
-        end = self.length + self.drafted
-        keys, values = self._keys[None, :, :end], self._values[None, :, :end]
-        mask = None
-        if self.drafted and not tree.is_chain(parents):
-            mask = send(torch.from_numpy(_visible(parents, queries.shape[1], self.length)), queries.device)
-        out = torch.nn.functional.scaled_dot_product_attention(
-            queries[None], keys, values, attn_mask=mask, enable_gqa=True
-        )
-        return out[0].transpose(0, 1).flatten(1)
-
-    def entries(self) -> tuple[Tensor, Tensor]:
-        """Keys and values of the true entries."""
-        return self._keys[:, : self.length], self._values[:, : self.length]
-
-
-def _grown(tensor: Tensor, used: int, needed: int) -> Tensor:
-    heads, _, width = tensor.shape
-    grown = tensor.new_empty(heads, max(64, 2 * needed), width)
-    grown[:, :used] = tensor[:, :used]
-    return grown
-
-
-def _visible(parents: Sequence[int], new: int, before: int) -> np.ndarray:
-    """[new, before + N] bool: what the last `new` of N nodes see."""
-    count = len(parents)
-    seen = np.zeros((new, before + count), bool)
-    seen[:, :before] = True
-    for row, node in enumerate(range(count - new, count)):
-        seen[row, [before + above for above in tree.path(parents, node)]] = True
-    return seen
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,7 +96,7 @@ class EagleSession:
     """One request: its cache, and the target's states that wait to be read."""
 
     def __init__(self, drafter: EagleDrafter) -> None:
-        self.model, self.cache = drafter.head, HeadCache(drafter.head)
+        self.model, self.cache = drafter.head, drafter.body.new_cache()
         self._drafter = drafter
         self._pending: list[_Pending] = []
         self._text: Sequence[int] = ()

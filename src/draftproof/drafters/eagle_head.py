@@ -16,9 +16,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from draftproof.contracts import Product
+from draftproof.contracts import HeadParts, Product, Shared
 
 Layout = Literal["eagle1", "eagle3"]
+_LINEAR = ("fc", "qkv", "out", "gate_up", "down", "lm_head")
 
 
 @dataclass(frozen=True)
@@ -170,9 +171,36 @@ class EagleHead(nn.Module):
         found: Tensor = self.lm_head(states if self.norm is None else self.norm(states))
         return found
 
+    def parts(self, shared: Shared) -> HeadParts | None:
+        """For a backend that computes the step as a whole; None for a form that `contracts.HeadParts` does not have."""
+        c = self.config
+        if c.layout != "eagle3" or not c.out_norm or c.fc_bias or c.mlp_bias:
+            return None
+        tensors = {name: value.detach() for name, value in self.state_dict().items() if name != "ids"}
+        if not c.own_head:
+            every = torch.arange(c.vocab) if self.ids is None else self.ids
+            tensors["lm_head.weight"] = shared.head_rows(every)
+        return HeadParts(
+            heads=c.heads,
+            kv_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            intermediate=c.intermediate,
+            eps=c.eps,
+            frequencies=self.frequencies,
+            rope_scale=self.rope_scale,
+            normed_residual=c.norm_before_residual,
+            tensors=tensors,
+        )
+
+    def give_up(self) -> None:
+        """Let go of the weights that a backend has taken over; sizes and the map of tokens stay."""
+        for name in (*_LINEAR, "embedding"):
+            setattr(self, name, nn.Identity())
+        self.requires_grad_(False).eval()
+
     def serve(self, product: Callable[[Tensor, Tensor | None], Product], head: Product | None) -> None:
         """Put the backend's products in the place of the linear layers; `head` where the head has none of its own."""
-        for name in ("fc", "qkv", "out", "gate_up", "down", "lm_head"):
+        for name in _LINEAR:
             layer = getattr(self, name)
             if isinstance(layer, nn.Linear):
                 setattr(self, name, _Served(product(layer.weight.detach(), layer.bias)))

@@ -16,7 +16,7 @@ from draftproof import memory
 from draftproof.backends import Loaded
 from draftproof.batch import Job, job_of
 from draftproof.contracts import Shared, SharesWeights
-from draftproof.drafters.eagle_head import HeadConfig
+from draftproof.drafters.eagle_head import EagleHead, HeadConfig
 from draftproof.drafters.eagle_write import Origin
 from draftproof.drafters.exit_adapter import AdapterConfig, ExitAdapter
 from draftproof.prompts import Prompt
@@ -49,6 +49,7 @@ class Wanted:
     layers      that an eagle head reads, () for low, middle and high; layer: of the early exit, with `rank`
     steps       how deep a lesson goes; loss: "distance", or "length" to add the expected accepted length
     held_out    prompts kept apart for the simulated acceptance length
+    start       a folder with a head to begin with; None: the target's last layer
     store       a folder for the states of `store_tokens` new tokens; None: online
     """
 
@@ -64,6 +65,7 @@ class Wanted:
     held_out: int = 64
     form: str = "draftproof"
     resume: bool = False
+    start: Path | None = None
     store: Path | None = None
     store_tokens: int = 1_000_000
     plan: Plan = field(default_factory=Plan)
@@ -83,6 +85,9 @@ def prepare(
     _refuse_overwriting(wanted)
     layers, config = _layers(wanted, target)
     state = checkpoint.load(wanted.out) if wanted.resume else None
+    earlier = None
+    if wanted.start is not None and config is not None:
+        earlier = begin.earlier_head(wanted.start, config, target.model.num_layers)
     held, jobs, read = _split(wanted, target, prompts, texts, layers)
     if wanted.store is not None:
         refuse_short(wanted.store, estimate(wanted.store_tokens, len(layers), shared.width))
@@ -95,7 +100,8 @@ def prepare(
         say("writing what the draft vocabulary is counted from")
         first = source.write(_FIRST_ROUNDS * wanted.schedule.round_tokens)
         ids = _vocabulary(shared, first, config.draft_vocab)
-    course = _course(wanted, target, shared, config, ids, say)
+    plan = None if config is None or ids is None else _HeadPlan(config, ids, earlier)
+    course = _course(wanted, target, shared, plan, say)
     training = Training(course, source, kept, wanted.schedule, wanted.out, _origin(wanted, target))
     training.form = wanted.form
     if state is not None:
@@ -201,17 +207,26 @@ def _vocabulary(shared: Shared, samples: Sequence[Sample], size: int) -> Tensor:
     return counts.topk(min(size, len(counts))).indices.sort().values
 
 
-def _course(
-    wanted: Wanted, target: Loaded, shared: Shared, config: HeadConfig | None, ids: Tensor | None, say: Say
-) -> Course:
+@dataclass(frozen=True, eq=False)
+class _HeadPlan:
+    """A head's sizes, the tokens it drafts, and the head it begins with."""
+
+    config: HeadConfig
+    ids: Tensor
+    earlier: EagleHead | None
+
+
+def _course(wanted: Wanted, target: Loaded, shared: Shared, plan: _HeadPlan | None, say: Say) -> Course:
     device = target.model.device
     speed = Speed.measured(device)
-    if config is not None and ids is not None:
-        head = begin.new_head(config, ids, shared, wanted.schedule.seed)
-        if not begin.take_layer(head, wanted.folder, target.model.num_layers - 1):
+    if plan is not None:
+        head = begin.new_head(plan.config, plan.ids, shared, wanted.schedule.seed)
+        if plan.earlier is not None:
+            begin.take_head(head, plan.earlier)
+        elif not begin.take_layer(head, wanted.folder, target.model.num_layers - 1):
             say("the target's files have no layer of the usual form, so the head begins with random weights")
         head = head.to(device)
-        return EagleCourse(head, Teacher(shared, ids, device), wanted.steps, wanted.loss, speed)
+        return EagleCourse(head, Teacher(shared, plan.ids, device), wanted.steps, wanted.loss, speed)
     torch.manual_seed(wanted.schedule.seed)
     layer = _layers(wanted, target)[0][0]
     size, mark = target.model.vocab_size, fingerprint(target.text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from draftproof.contracts import Shared
-from draftproof.drafters.eagle_files import PARTS, default_layers
+from draftproof.drafters.eagle_files import PARTS, default_layers, read_head
 from draftproof.drafters.eagle_head import EagleHead, HeadConfig
 from draftproof.files import refusing
 from draftproof.models.folder import load_config, weight_files
@@ -102,6 +103,29 @@ def take_layer(head: EagleHead, folder: Path, layer: int) -> bool:
     for name, value in made.items():
         read[name].copy_(value)
     return True
+
+
+def earlier_head(start: Path, config: HeadConfig, num_layers: int) -> EagleHead:
+    """A head that was trained before, to begin with. InputError for one of another shape beside its vocabulary."""
+    earlier = read_head(start, num_layers).head
+    if replace(earlier.config, draft_vocab=config.draft_vocab) != config:
+        raise InputError(
+            f"the head in {start} has another shape than the one to train: give its --layers, or leave --start out."
+        )
+    return earlier
+
+
+@torch.no_grad()
+def take_head(head: EagleHead, earlier: EagleHead) -> None:
+    """Begin with its weights; output rows of tokens that it did not draft stay as they are."""
+    own, old = head.state_dict(), earlier.state_dict()
+    for name in own.keys() - {"ids", "lm_head.weight"}:
+        own[name].copy_(old[name])
+    known = torch.arange(head.config.vocab) if earlier.ids is None else earlier.ids
+    place = torch.full((head.config.vocab,), -1)
+    place[known] = torch.arange(len(known))
+    wanted = place if head.ids is None else place[head.ids]
+    own["lm_head.weight"][wanted >= 0] = old["lm_head.weight"][wanted[wanted >= 0]]
 
 
 def _layer_tensors(folder: Path, layer: int) -> dict[str, Tensor]:

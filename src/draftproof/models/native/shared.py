@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from draftproof import _kernels
-from draftproof.contracts import Product
+from draftproof.contracts import HeadParts, Product
 from draftproof.models.native.config import DecoderSpec
 from draftproof.models.native.grid import GROUP
+from draftproof.models.native.head import NativeHead, make_head
 from draftproof.models.native.pack import pack
 
 
@@ -48,6 +49,10 @@ class NativeShared:
             return lambda x: torch.nn.functional.linear(x, plain, bias)
         multiply = self._product(pack(weight.detach(), self._format, self._arena))
         return multiply if bias is None else lambda x: multiply(x) + bias
+
+    def whole_head(self, parts: HeadParts) -> NativeHead | None:
+        """The head's step in one compiled call, its matrices in the format of `product`."""
+        return make_head(parts, self._config.embedding, self._format, self._isa, self._threads)
 
     def _product(self, matrix: _kernels.Matrix) -> Product:
         def multiply(x: Tensor) -> Tensor:
