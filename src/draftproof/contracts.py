@@ -180,8 +180,8 @@ class Ask:
 
     policy and source are the request's own: a drafter uses them so that its rows pass the same stages as the
     target's. With `coupled` it offers the best tokens under the noise of each position. With `go_on` a drafter that can
-    says how sure it is (`Proposal.confidence`): behind each chosen token it asks with the draft's own chance of it, and
-    ends the chain at the first False.
+    says how sure it is (`Proposal.confidence`): behind each token of a chain it asks with the draft's own chance of
+    it, and at the first False the chain ends there, that token kept.
     """
 
     session: DraftSession

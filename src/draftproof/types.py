@@ -31,8 +31,8 @@ class Proposal:
     coupled  tokens are the best under the noise of their position, so only the coupled rule may verify them;
              `probs`, if given, then serves statistics alone
     drafter  who made it, where that is not the engine's drafter itself
-    confidence  of chosen tokens, if their drafter can say: its guess of the chance that the target takes node i once
-             the parent is taken. Such a proposal may be cut
+    confidence  of a chain, if its drafter can say: its own chance of token i. Chosen tokens may be cut for it,
+             drawn ones never
     """
 
     tokens: Tensor

@@ -18,14 +18,14 @@ from draftproof.drafters.cost_curves import Costs, Curve
 from draftproof.drafters.length import AutoLength
 from draftproof.drafters.model import ModelDrafter
 from draftproof.drafters.null import NullDrafter
-from draftproof.drafters.patience import Patience, always, class_of
+from draftproof.drafters.patience import Patience, class_of
 from draftproof.engine import Engine
 from draftproof.models.toy import ToyModel
 from draftproof.rng import PhiloxSource
 from draftproof.sampling import Sampler
 from draftproof.session import Session
 from draftproof.types import Proposal, SamplingParams, chain
-from draftproof.verify import CoupledRule
+from draftproof.verify import BlockRule, CoupledRule
 
 CHEAP = Costs(Curve(((1, 1.0), (17, 1.6))), {"told": Curve(((1, 0.3), (16, 4.8)))})
 PARAMS = SamplingParams(max_tokens=400)
@@ -114,11 +114,48 @@ def test_a_chosen_chain_tells_its_own_chances_and_obeys(stop: int) -> None:
         context.append(token)
 
 
-@pytest.mark.parametrize("params", [{"temperature": 1.0}, {}])
-def test_drawn_tokens_and_those_nobody_asks_about_say_nothing(params: dict[str, Any]) -> None:
+def test_tokens_that_nobody_asks_about_say_nothing() -> None:
     target, drafter = shared_target(), ModelDrafter(near(shared_target(), 1.0), 16, Shape.of(4))
-    (proposal,) = drafter.propose([ask_of(target, drafter, always if params else None, **params)])
+    (proposal,) = drafter.propose([ask_of(target, drafter, None)])
     assert len(proposal) == 4 and proposal.confidence == ()
+
+
+@pytest.mark.parametrize("stop", [1, 3, 9])
+def test_a_drawn_chain_keeps_the_token_behind_which_it_ends(stop: int) -> None:
+    target, drafter = shared_target(), ModelDrafter(near(shared_target(), 1.0), 16, Shape.of(4))
+    (whole,) = drafter.propose([ask_of(target, drafter, None, temperature=1.0)])
+    heard = list[float]()
+
+    def go_on(sure: float) -> bool:
+        heard.append(sure)
+        return len(heard) < stop
+
+    (proposal,) = drafter.propose([ask_of(target, drafter, go_on, temperature=1.0)])
+    assert proposal.tokens.tolist() == whole.tokens.tolist()[:stop] and proposal.confidence == tuple(heard)
+    assert proposal.probs is not None and whole.probs is not None
+    assert torch.equal(proposal.probs, whole.probs[: len(proposal)])
+    own = [float(row[token]) for row, token in zip(proposal.probs, proposal.tokens.tolist(), strict=True)]
+    assert heard == pytest.approx(own)
+
+
+def test_under_a_ratio_rule_a_seed_is_one_text_in_any_company() -> None:
+    """Chains that end by their own drawn tokens, alone and beside others."""
+    params = [SamplingParams(temperature=1.0, seed=seed, max_tokens=60) for seed in range(4)]
+
+    def engine() -> Engine:
+        made = AutoLength([], [ModelDrafter(near(shared_target(), 1.0), 16, Shape.of(8))], COSTS, clock=clock)
+        return Engine(shared_target(), made, BlockRule())
+
+    ticks = iter(range(10**6))
+
+    def clock() -> float:
+        return float(next(ticks) ** 2 % 7)
+
+    together = engine()
+    requests = [together.submit([0, 1, 0], one) for one in params]
+    while any(request.finish_reason is None for request in requests):
+        together.step(requests)
+    assert [request.output for request in requests] == [run(engine(), one)[0] for one in params]
 
 
 def test_a_batch_of_patient_chains_has_the_plain_texts() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,18 +10,19 @@ import torch
 from torch import Tensor
 
 from draftproof.catalog import load_rule
-from draftproof.contracts import Drafter
+from draftproof.contracts import Ask, Drafter
 from draftproof.drafters.children import Shape
 from draftproof.drafters.early_exit import EarlyExitDrafter
 from draftproof.drafters.model import ModelDrafter
 from draftproof.drafters.ngram import NgramDrafter
 from draftproof.models.toy import ToyModel
-from draftproof.types import SamplingParams
+from draftproof.types import Proposal, SamplingParams
 
 VOCAB = 3
 SEED = 20
 PROMPT = (0, 2, 0, 1, 0)
 TOKENS = 4
+_LIKELY = 0.3
 RULES = ("token", "block", "tree", "coupled", "auto")
 
 Make = Callable[[ToyModel, Shape], Drafter]
@@ -59,6 +60,14 @@ def _drafted_by(model: Callable[[], ToyModel], allowed: tuple[bool, ...] | None 
     return lambda target, shape: ModelDrafter(model(), VOCAB, shape, allowed)
 
 
+class WhileSure(ModelDrafter):
+    """Draws on only behind tokens that were likely: its lengths depend on what it drew."""
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        """Each chain ends behind its first unlikely token, which stays."""
+        return super().propose([replace(ask, go_on=lambda sure: sure > _LIKELY) for ask in asks])
+
+
 def drafters() -> Mapping[str, tuple[str, Make]]:
     """Name -> (how children are taken, factory). An n-gram drafter takes the width of its shape's first level."""
     return {
@@ -67,6 +76,7 @@ def drafters() -> Mapping[str, tuple[str, Make]]:
         "mixed": ("mixed", _drafted_by(draft_model)),
         "chosen": ("chosen", _drafted_by(draft_model)),
         "n-gram": ("chosen", _ngram),
+        "while sure": ("drawn", lambda target, shape: WhileSure(draft_model(), VOCAB, shape)),
         "early exit": ("drawn", lambda target, shape: EarlyExitDrafter(target, 2, shape)),
         "early exit mixed": ("mixed", lambda target, shape: EarlyExitDrafter(target, 3, shape)),
         "small vocabulary": ("drawn", _drafted_by(lambda: draft_model(2))),
@@ -86,6 +96,7 @@ SHAPES: Mapping[str, tuple[str, ...]] = {
     "mixed": ("2", "2x1", "3x1", "2x2", "2x1x1"),
     "chosen": ("1", "1x1", "1x1x1", "2x1", "2x2", "3x1"),
     "n-gram": ("1", "1x1", "1x1x1", "2x2"),
+    "while sure": ("1x1", "1x1x1"),
     "early exit": ("1", "1x1", "1x1x1", "2x1"),
     "early exit mixed": ("2x1", "2x2"),
     "small vocabulary": ("1x1", "2x1"),

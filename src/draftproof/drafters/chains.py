@@ -44,8 +44,8 @@ class GrowingChain:
             self._ids[level] = token
             level += 1
             self.done = level == self._levels
-            if self._by_score and ask.go_on is not None:
-                self._sure.append(_share(scores, token))
+            if ask.go_on is not None:
+                self._sure.append(_share(scores, token) if self._by_score else float(self._rows[level - 1, token]))
                 self.done |= not ask.go_on(self._sure[-1])
         rows = torch.from_numpy(self._rows[:level]) if self.done and level and not self._by_score else None
         parents, sure = tuple(range(-1, level - 1)), tuple(self._sure)

@@ -3,10 +3,10 @@
 A step that drafts n tokens commits E(n) = 1 + a_1 + a_1 a_2 + ... tokens and takes T(n) seconds. A text is written
 fastest when every step takes the n with the largest E(n) - r T(n), r being the tokens per second written so far: a
 renewal-reward process in the long run (Ross, "Stochastic Processes", section 3.6). T is measured (`costs.py`), the
-chances a_i are learned from what became of the request's earlier drafts. A drafter that can say how sure it is of a
-chosen token goes on, token by token, for as long as one more pays (`patience.py`).
+chances a_i are learned from what became of the request's earlier drafts. A drafter that can say how sure it is of its
+tokens goes on, token by token, for as long as one more pays (`patience.py`).
 
-What is written stays the target's: a length is settled before a token is drawn, only chosen tokens are cut behind it.
+What is written stays the target's: whether a token is drawn is settled before it is, only chosen ones are cut.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from torch import Tensor
 from draftproof import tree
 from draftproof.contracts import Ask, Drafter, DraftSession
 from draftproof.drafters.cost_curves import Costs, Tuned
-from draftproof.drafters.odds import Choice, Odds, Pace, best_depth
-from draftproof.drafters.patience import Patience, always, class_of
+from draftproof.drafters.odds import Choice, Odds, Pace, Turns, best_depth
+from draftproof.drafters.patience import Patience, always, class_of, drawn_chance
 from draftproof.types import Proposal, chain
 
 AUTO_GAMMA = 24
@@ -38,7 +38,8 @@ class AutoLength:
     """A drafter that asks others for as many tokens as pay at the moment, and the one that pays best.
 
     looks: drafters whose tokens cost next to nothing and say how sure they are (`Proposal.confidence`): they are
-    always asked, and cut. drafts: at most one whose every token costs a forward: its length is settled beforehand.
+    always asked, and cut. drafts: those whose every token costs something; the one that promises most is asked, and
+    the others are tried now and then.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class AutoLength:
 
         clock: in seconds; with it the costs follow the steps' own times wherever no length can change the text.
         """
-        parts = (*looks, *drafts)
+        self.parts = parts = (*looks, *drafts)
         self.guesses, self.clock, self.tuned = guesses, clock, Tuned(costs)
         self.looks, self.drafts, self.costs = tuple(looks), tuple(drafts), costs
         self.name = "+".join(part.name for part in parts)
@@ -63,7 +64,7 @@ class AutoLength:
 
     def start(self, target: Any) -> DraftSession:
         """The parts' sessions, and what the request has taught so far."""
-        sessions = [part.start(target) for part in (*self.looks, *self.drafts)]
+        sessions = [part.start(target) for part in self.parts]
         return _Sized(self, sessions, chain([], device=target.model.device))
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
@@ -108,7 +109,7 @@ class _Sized:
         self.times: tuple[float, float] | None = None
         self._nothing, self._looked = nothing, dict[str, Proposal]()
         self._cost, self._at = 0.0, 0
-        self._idle, self._wait = 0, _FIRST_WAIT
+        self._turns = {part.name: Turns(_FIRST_WAIT, _LONGEST_WAIT) for part in drafter.drafts}
         self._telling = set[str]()  # drafters that have said how sure they are
         self._price: Callable[[int], float] = partial(drafter.costs.step, drafter="")
 
@@ -137,18 +138,19 @@ class _Sized:
         return choice
 
     def wanted(self, ask: Ask, part: int, choice: Choice) -> Ask:
-        """The ask for the part that was chosen. Greedily it may go on beyond the length while it is sure of its tokens.
+        """The ask for the part that was chosen. It may go on beyond the length while it is sure of its tokens.
 
         A drafter that has never said so is only asked to say it.
         """
         name, inner = choice.drafter, _for(ask, self, part, choice.depth)
-        if not ask.policy.greedy or choice.trial or self.pace is None:
+        if choice.trial or self.pace is None:
             return inner
         if name not in self._telling:
             return replace(inner, go_on=always)
         rate, price = self.pace.rate, self._price
+        guess = drawn_chance if self.drafter.parts[part].draws and not ask.policy.greedy else float
         patience = Patience(
-            lambda sure: self.sureness.chance(name, class_of(sure), sure),
+            lambda sure: self.sureness.chance(name, class_of(sure), guess(sure)),
             lambda depth: self._at_depth(name, depth),
             lambda depth: rate * (price(depth) - price(depth - 1)),
         )
@@ -173,16 +175,14 @@ class _Sized:
 
     def _try_again(self, choice: Choice) -> Choice:
         """What is never tried is never learned: one draft token now and then, at twice the distance each time."""
-        drafts = self.drafter.drafts
-        if choice.depth or not drafts:
-            self._idle = 0
-            self._wait = _FIRST_WAIT if choice.drafter in {part.name for part in drafts} else self._wait
+        if choice.depth and choice.drafter in self._looked:
             return choice
-        self._idle += 1
-        if self._idle < self._wait:
-            return choice
-        self._idle, self._wait = 0, min(2 * self._wait, _LONGEST_WAIT)
-        return Choice(choice.worth, 1, drafts[0].name, trial=True)
+        for name, turns in self._turns.items():
+            if choice.depth and choice.drafter == name:
+                turns.chosen()
+            elif turns.due():
+                return Choice(choice.worth, 1, name, trial=True)
+        return choice
 
     def cut(self, choice: Choice) -> Proposal:
         """The look-up that was chosen, as far as it pays; otherwise nothing."""
@@ -203,7 +203,7 @@ class _Sized:
             self.pace.add(len(new), self._cost)
             self._learn(new, proposed, drafted)
             self._time(proposed)
-        for part, session in zip((*self.drafter.looks, *self.drafter.drafts), self.sessions, strict=True):
+        for part, session in zip(self.drafter.parts, self.sessions, strict=True):
             made_here = proposed is not None and proposed.drafter == part.name
             session.observe(context, drafted if made_here else (), self._states(part, hidden))
 

@@ -44,6 +44,31 @@ class Pace:
         self.seconds = self.seconds * _MEMORY + seconds
 
 
+@dataclass
+class Turns:
+    """When a drafter that is not chosen is tried again: after `wait` steps, and twice as many the next time."""
+
+    first: int
+    most: int
+    idle: int = 0
+    wait: int = 0
+
+    def __post_init__(self) -> None:
+        self.wait = self.first
+
+    def chosen(self) -> None:
+        """It needs no trial."""
+        self.idle, self.wait = 0, self.first
+
+    def due(self) -> bool:
+        """One more step without it; is it tried now?"""
+        self.idle += 1
+        if self.idle < self.wait:
+            return False
+        self.idle, self.wait = 0, min(2 * self.wait, self.most)
+        return True
+
+
 @dataclass(frozen=True)
 class Choice:
     """So many tokens of this drafter; `worth` is E(n) - r T(n). trial: to learn what becomes of it."""
