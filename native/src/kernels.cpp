@@ -13,7 +13,22 @@
 namespace draftproof::DRAFTPROOF_ISA {
 
 extern const Kernels table{
-    DRAFTPROOF_NAME(DRAFTPROOF_ISA), kMaxRows, multiply,      quantise, group_sums, rms_norm, gate, softmax, mix,
-    probabilities,                   residual, compare,  draw,     filter,     race};
+    DRAFTPROOF_NAME(DRAFTPROOF_ISA),
+    kMaxRows,
+    kPairRows == kMaxRows,
+    multiply,
+    quantise,
+    group_sums,
+    rms_norm,
+    gate,
+    softmax,
+    mix,
+    probabilities,
+    residual,
+    compare,
+    draw,
+    filter,
+    race,
+};
 
 }  // namespace draftproof::DRAFTPROOF_ISA

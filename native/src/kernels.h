@@ -15,7 +15,7 @@ enum class Activation : int { silu, gelu_tanh };
 
 // Weights of `kPanel` outputs each, panel after panel. Inside a panel:
 //   f32        [depth][16]
-//   bf16       [depth/2][16][2]
+//   bf16       [depth/2][16][2]; with `pairs` these lines of panels 2i and 2i + 1 alternate, a last one may be alone
 //   int8       scales f32 [16], then [depth/4][16][4] signed bytes
 //   int8_groups  per group of 32: scales f16 [16], then [8][16][4] signed bytes
 //   int4       per group of 32, 64 or 128: scales f16 [16], minima f16 [16], [group/8][16] words of eight nibbles;
@@ -26,7 +26,8 @@ struct Panels {
   const std::uint8_t* data;
   std::size_t stride;  // bytes from one panel to the next
   int depth;
-  int group;  // of int4
+  int group;   // of int4
+  bool pairs;  // of bf16
 };
 
 // A tile of input rows, transposed so that a kernel walks one pointer: values [depth][rows].
@@ -44,6 +45,7 @@ struct Tile {
 struct Kernels {
   const char* name;
   int max_rows;  // rows of the largest tile
+  bool pairs;    // two panels of bf16 are best stored as one: the largest tile fits the registers twice
 
   // out[r * stride + c] = sum over k of x[k][r] * w[k][c], for `count` panels from `panel` on.
   void (*multiply)(const Panels& weights, int panel, int count, const Tile& x, float* out, int out_stride);

@@ -36,8 +36,6 @@ T get(const std::uint8_t* at) {
   return value;
 }
 
-std::size_t bf16_at(int lane, int k) { return (static_cast<std::size_t>(k / 2) * kPanel + lane) * 4 + k % 2 * 2; }
-
 std::size_t int8_at(int lane, int k) {
   return kPanel * 4 + static_cast<std::size_t>(k / 4) * kPanel * 4 + lane * 4 + k % 4;
 }
@@ -66,6 +64,13 @@ NibbleAt nibble_at(int lane, int k, int group) {
 
 }  // namespace
 
+std::size_t Matrix::bf16_at(int output, int k) const {
+  const int panel = output / kPanel, half = pairs_ ? panel % 2 : 0;
+  const std::size_t lines = pairs_ && panel - half + 1 < panel_count() ? 2 : 1;
+  const std::size_t line = static_cast<std::size_t>(k / 2) * lines + half;
+  return static_cast<std::size_t>(panel - half) * stride_ + (line * kPanel + output % kPanel) * 4 + k % 2 * 2;
+}
+
 Matrix::Matrix(Arena& arena, Format format, int outputs, int depth, int group)
     : format_(format),
       outputs_(outputs),
@@ -86,8 +91,9 @@ std::shared_ptr<Matrix> Matrix::from_f32(Arena& arena, const float* w, int outpu
 
 std::shared_ptr<Matrix> Matrix::from_bf16(Arena& arena, const std::uint16_t* w, int outputs, int depth) {
   std::shared_ptr<Matrix> m(new Matrix(arena, Format::bf16, outputs, depth));
+  m->pairs_ = kernels("auto").pairs;
   for (int n = 0; n < outputs; ++n)
-    for (int k = 0; k < depth; ++k) put(m->panel(n) + bf16_at(n % kPanel, k), *w++);
+    for (int k = 0; k < depth; ++k) put(m->data_.get() + m->bf16_at(n, k), *w++);
   return m;
 }
 
@@ -137,7 +143,7 @@ void Matrix::row(int output, float* out) const {
     const std::size_t plain = static_cast<std::size_t>(k) * kPanel + lane;
     switch (format_) {
       case Format::f32: out[k] = get<float>(panel + plain * 4); break;
-      case Format::bf16: out[k] = widen_bf16(get<std::uint16_t>(panel + bf16_at(lane, k))); break;
+      case Format::bf16: out[k] = widen_bf16(get<std::uint16_t>(data_.get() + bf16_at(output, k))); break;
       case Format::int8: out[k] = get<std::int8_t>(panel + int8_at(lane, k)) * get<float>(panel + lane * 4); break;
       case Format::int8_groups:
         out[k] = get<std::int8_t>(panel + group_code_at(lane, k)) *

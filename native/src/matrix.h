@@ -31,17 +31,19 @@ class Matrix {
   int depth() const { return depth_; }
   int panel_count() const { return (outputs_ + kPanel - 1) / kPanel; }
   std::size_t bytes() const { return static_cast<std::size_t>(panel_count()) * stride_; }
-  Panels panels() const { return {format_, data_.get(), stride_, depth_, group_}; }
+  Panels panels() const { return {format_, data_.get(), stride_, depth_, group_, pairs_}; }
 
   // out[depth] = weights of one output, dequantised: the embedding of a token when the matrix is the tied head.
   void row(int output, float* out) const;
 
  private:
   Matrix(Arena& arena, Format format, int outputs, int depth, int group = kGroup);
+  std::size_t bf16_at(int output, int k) const;  // byte of a bf16 weight
   std::uint8_t* panel(int output) const { return data_.get() + static_cast<std::size_t>(output / kPanel) * stride_; }
 
   Format format_;
   int outputs_, depth_, group_;
+  bool pairs_ = false;
   std::size_t stride_;
   std::shared_ptr<std::uint8_t[]> data_;
 };

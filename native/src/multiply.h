@@ -1,81 +1,9 @@
 // Matrix kernels: a register tile of R rows and sixteen outputs, summed over the depth in ascending order.
 #pragma once
 
-#include "kernels.h"
-#include "simd.h"
+#include "formats.h"
 
 namespace draftproof::DRAFTPROOF_ISA {
-
-constexpr int kFar = 4096;  // bytes: where arithmetic leaves gaps, memory keeps busy only from so far ahead
-
-// How a format is read, with float32 activations: a block covers `step` values of k, and `weight` is one of them.
-struct F32 {
-  static constexpr int step = 1;
-  using Block = V16;
-  static Block block(const std::uint8_t* panel, int k) {
-    const float* p = reinterpret_cast<const float*>(panel) + k * kPanel;
-    prefetch_far(p + kFar / sizeof *p);
-    return load(p);
-  }
-  static V16 weight(Block b, int) { return b; }
-  static V16 finish(const std::uint8_t*, V16 sum) { return sum; }
-};
-
-// Two neighbouring k in one lane: a shift gives the first as float32, a mask the second.
-struct Bf16 {
-  static constexpr int step = 2;
-  using Block = I16;
-  static Block block(const std::uint8_t* panel, int k) {
-    const std::uint8_t* p = panel + static_cast<std::size_t>(k) * kPanel * 2;
-    prefetch_far(p + kFar);
-    return load_i32(p);
-  }
-  static V16 weight(Block b, int j) {
-    return as_float(j == 0 ? shift_left(b, 16) : b & splat_i32(static_cast<std::int32_t>(0xffff0000u)));
-  }
-  static V16 finish(const std::uint8_t*, V16 sum) { return sum; }
-};
-
-struct Int8 {
-  static constexpr int step = 4;
-  using Block = I16;
-  static const std::uint8_t* bytes(const std::uint8_t* panel, int k) { return panel + kPanel * 4 + k * kPanel; }
-  static Block block(const std::uint8_t* panel, int k) {
-    prefetch_far(bytes(panel, k) + kFar);
-    return load_i32(bytes(panel, k));
-  }
-  static V16 weight(Block b, int j) { return to_float(shift_right_signed(shift_left(b, 24 - 8 * j), 24)); }
-  static V16 finish(const std::uint8_t* panel, V16 sum) { return sum * load(reinterpret_cast<const float*>(panel)); }
-};
-
-// One group of 32 of int8 weights with a scale a group.
-struct Int8Group {
-  static constexpr int bytes = 2 * kPanel + kGroup * kPanel;
-  const std::uint8_t* data;
-  V16 scales() const { return load_f16(reinterpret_cast<const std::uint16_t*>(data)); }
-  I16 block(int k) const {  // k a multiple of 4
-    const std::uint8_t* p = data + 2 * kPanel + k * kPanel;
-    prefetch_far(p + kFar);
-    return load_i32(p);
-  }
-};
-
-// One group of M * 32 of int4 weights.
-template <int M>
-struct Int4Group {
-  static constexpr int size = M * kGroup;
-  static constexpr int bytes = 2 * 2 * kPanel + size * kPanel / 2;
-  const std::uint8_t* data;
-  V16 scales() const { return load_f16(reinterpret_cast<const std::uint16_t*>(data)); }
-  V16 minima() const { return load_f16(reinterpret_cast<const std::uint16_t*>(data) + kPanel); }
-  I16 words(int k) const {  // k a multiple of 8
-    const std::uint8_t* p = data + 4 * kPanel + k * kPanel / 2;
-    prefetch_far(p + kFar);
-    return load_i32(p);
-  }
-};
-
-constexpr int nibble_shift(int j) { return 8 * (j % 4) + 4 * (j / 4); }
 
 // One panel and a tile of R rows; sum of row r goes to out + r * out_stride.
 struct Call {
@@ -109,16 +37,49 @@ inline void add_products(Sums<V16, R>& sums, const float* x, V16 w) {
   each<R>([&](int r) { sums.at[r] = fma(splat(x[r]), w, sums.at[r]); });
 }
 
-// f32, bf16 and int8 weights with float32 activations.
+// f32, bf16 and int8 weights with float32 activations. Even and odd k of int8 are summed apart, where registers allow it
+// for every number of rows: a line of four k would otherwise wait for four products of one sum.
 template <class W, int R>
 void dense(const Call& c) {
-  Sums<V16, R> sums = zeros<R>();
+  constexpr int chains = W::step == 4 && kPairRows == kMaxRows ? 2 : 1;
+  Sums<V16, R> sums[chains];
+  each<chains>([&](int i) { sums[i] = zeros<R>(); });
   const float* x = c.x.values;
   for (int k = 0; k < c.depth; k += W::step, x += W::step * R) {
     const typename W::Block block = W::block(c.panel, k);
-    each<W::step>([&](int j) { add_products<R>(sums, x + j * R, W::weight(block, j)); });
+    each<W::step>([&](int j) { add_products<R>(sums[j % chains], x + j * R, W::weight(block, j)); });
   }
-  each<R>([&](int r) { store(c.out + r * c.out_stride, W::finish(c.panel, sums.at[r])); });
+  each<R>([&](int r) {
+    const V16 sum = chains == 2 ? sums[0].at[r] + sums[chains - 1].at[r] : sums[0].at[r];
+    store(c.out + r * c.out_stride, W::finish(c.panel, sum));
+  });
+}
+
+// Rows [from, from + count) of R, times a pair of bf16 panels, whose lines of sixteen outputs alternate.
+template <int R, int from, int count>
+void bf16_rows(const std::uint8_t* pair, int depth, const Tile& t, float* out, int out_stride) {
+  Sums<V16, count> sums[2] = {zeros<count>(), zeros<count>()};
+  const float* x = t.values + from;
+  for (int k = 0; k < depth; k += 2, x += 2 * R) {
+    I16 lines[2];
+    each<2>([&](int h) { lines[h] = Bf16::block(pair, 2 * (k + h)); });
+    each<2>([&](int j) {
+      const V16 w[2] = {Bf16::weight(lines[0], j), Bf16::weight(lines[1], j)};
+      each<count>([&](int r) {
+        const V16 value = splat(x[j * R + r]);
+        each<2>([&](int h) { sums[h].at[r] = fma(value, w[h], sums[h].at[r]); });
+      });
+    });
+  }
+  each<2, count>([&](int h, int r) { store(out + (from + r) * out_stride + h * kPanel, sums[h].at[r]); });
+}
+
+// As many rows at once as the registers hold.
+template <int R, int from = 0>
+void bf16_pair(const std::uint8_t* pair, int depth, const Tile& x, float* out, int out_stride) {
+  constexpr int count = R - from < kPairRows ? R - from : kPairRows;
+  bf16_rows<R, from, count>(pair, depth, x, out, out_stride);
+  if constexpr (from + count < R) bf16_pair<R, from + count>(pair, depth, x, out, out_stride);
 }
 
 // total += minimum * (sum of x over the group of M * 32)
@@ -271,9 +232,11 @@ void run_tile(Format format, int group, const Call& c) {
 }
 
 // One panel after the other: a single stream of memory, which the prefetchers follow. Two side by side keep the units
-// busier from a cache, yet take a quarter longer from memory.
+// busier from a cache, yet take a quarter longer from memory, unless they are stored as one.
 template <int R>
 void run_panels(const Panels& w, int panel, int count, const Tile& x, float* out, int out_stride) {
+  if (w.pairs && count == 2)
+    return bf16_pair<R>(w.data + panel * w.stride, w.depth, x, out, out_stride);
   for (int p = 0; p < count; ++p)
     run_tile<R>(w.format, w.group, {w.data + (panel + p) * w.stride, w.depth, x, out + p * kPanel, out_stride});
 }

@@ -16,6 +16,7 @@ struct I16 {
 
 constexpr int kAccumulators = 5;  // two registers each, of sixteen
 constexpr int kMaxRows = 6;
+constexpr int kPairRows = 2;  // rows whose sums of two panels fit beside weights
 
 inline V16 splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 inline V16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }

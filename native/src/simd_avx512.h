@@ -16,6 +16,7 @@ struct I16 {
 
 constexpr int kAccumulators = 24;  // V16 sums that fit the register file beside weights and a broadcast
 constexpr int kMaxRows = 12;
+constexpr int kPairRows = 12;  // rows whose sums of two panels fit beside weights
 
 inline V16 splat(float x) { return {_mm512_set1_ps(x)}; }
 inline V16 load(const float* p) { return {_mm512_loadu_ps(p)}; }

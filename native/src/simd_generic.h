@@ -29,6 +29,7 @@ constexpr int kAccumulators = 6;  // 24 of 32 registers
 constexpr int kAccumulators = 2;
 #endif
 constexpr int kMaxRows = 6;
+constexpr int kPairRows = 2;
 
 #define DRAFTPROOF_EACH(T, expression)                 \
   T out;                                               \
