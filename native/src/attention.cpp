@@ -36,17 +36,25 @@ void Forward::prepare_head(int index, const Vector& norm, int row, float* head) 
   rotate(model_.layers()[index].rope, row, head);
 }
 
+// By heads and sixteen rows: neighbouring entries of a head share lines of the cache.
 void Forward::append_keys(int index) {
   const Layer& layer = model_.layers()[index];
   const int width = config_.head_dim, all = config_.heads + 2 * config_.kv_heads;
-  spread_rows(pool_, active(), [&](int a, int) {
-    const Row& row = rows_[active_[a]];
-    float* key = &qkv_[(static_cast<std::size_t>(a) * all + config_.heads) * width];
-    for (int head = 0; head < config_.kv_heads; ++head, key += width) {
+  const int blocks = (active() + kPanel - 1) / kPanel;
+  const auto one = [&](int item, int) {
+    const int head = item / blocks, from = item % blocks * kPanel;
+    for (int a = from; a < std::min(active(), from + kPanel); ++a) {
+      const Row& row = rows_[active_[a]];
+      float* key = &qkv_[(static_cast<std::size_t>(a) * all + config_.heads + head) * width];
       prepare_head(index, layer.key_norm, active_[a], key);
       requests_[row.request].cache->write(index, row.entry, head, key, key + config_.kv_heads * width);
     }
-  });
+  };
+  if (active() < 4) {
+    for (int head = 0; head < config_.kv_heads; ++head) one(head, 0);
+  } else {
+    pool_.run(config_.kv_heads * blocks, one);
+  }
 }
 
 std::vector<Forward::Part> Forward::attention_parts() const {
@@ -100,7 +108,7 @@ void Forward::attend(int index) {
 }
 
 void Forward::attend_whole(int index, const std::vector<Part>& parts) {
-  if (tiles_.size() < scratch_.size()) tiles_.resize(scratch_.size());
+  if (static_cast<int>(tiles_.size()) < pool_.threads()) tiles_.resize(static_cast<std::size_t>(pool_.threads()));
   pool_.run(static_cast<int>(parts.size()), [&](int item, int worker) {
     AttentionTile& tile = tiles_[worker];
     open_tile(tile, index, parts[item]);

@@ -48,8 +48,9 @@ void AttentionTile::score(int from, int to) {
   for (int entry = from; entry < to;) {
     const int end = std::min(to, (entry / kPage + 1) * kPage);
     const auto* keys = reinterpret_cast<const std::uint8_t*>(cache_->keys(layer_, entry, head_));
-    kernels_->multiply({Format::f32, keys, panel_bytes, width_, kGroup, false}, entry % kPage / kPanel, (end - entry) / kPanel,
-                       tile, scores_.data() + (entry - origin_), stride_);
+    const Panels panels{Format::f32, keys, panel_bytes, width_, kGroup, false};
+    kernels_->multiply(panels, entry % kPage / kPanel, (end - entry) / kPanel, tile,
+                       scores_.data() + (entry - origin_), stride_);
     entry = end;
   }
 }

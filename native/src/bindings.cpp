@@ -83,7 +83,7 @@ void matmul(const Matrix& w, Array2<float> x, Output<2> y, bool quantise, const 
   const StandardFloats floats;
   PackedRows packed(table, quantise);
   packed.resize(rows_of(x), w);
-  for (int row = 0; row < rows_of(x); ++row) packed.pack(row, x.data() + static_cast<std::size_t>(row) * w.depth());
+  pack_rows(*pool, packed, rows_of(x), x.data());
   multiply(*pool, table, w, packed, [&](int row, int first, int count, const float* values) {
     std::copy_n(values, count, y.data() + static_cast<std::size_t>(row) * w.outputs() + first);
   });
@@ -98,7 +98,8 @@ Request make_request(const nb::tuple& item, const Config& config, std::size_t la
   request.rows = nb::cast<int>(item[3]);
   request.resume = nb::cast<int>(item[4]);
   const auto logits = nb::cast<Output<2>>(item[5]);
-  require_shape(static_cast<int>(logits.shape(0)) == request.rows && static_cast<int>(logits.shape(1)) == config.head->outputs());
+  require_shape(static_cast<int>(logits.shape(0)) == request.rows &&
+                static_cast<int>(logits.shape(1)) == config.head->outputs());
   request.logits = logits.data();
   if (!item[6].is_none()) {
     const auto hidden = nb::cast<Output<3>>(item[6]);

@@ -15,8 +15,7 @@ Forward::Forward(const Model& model, std::vector<Request>& requests, const Ask& 
       requests_(requests),
       ask_(ask),
       rows_(std::move(rows)),
-      packed_(kernels_, config_.quantised_activations),
-      scratch_(static_cast<std::size_t>(pool_.threads())) {
+      packed_(kernels_, config_.quantised_activations) {
   const std::size_t count = rows_.size();
   const int heads = config_.heads + 2 * config_.kv_heads;
   state_.resize(count * config_.hidden);
@@ -68,15 +67,15 @@ void Forward::fuse() {
   }
   if (active_.empty()) return;
   packed_.resize(active(), *config_.fuse);
-  spread_rows(pool_, active(), [&](int a, int worker) {
+  normed_.resize(active_.size() * depth);
+  spread_rows(pool_, active(), [&](int a, int) {
     const Row& row = rows_[active_[a]];
     const float* x = requests_[row.request].states + row.token * depth;
-    std::vector<float>& out = scratch_[worker];
-    out.resize(std::max(out.size(), depth));
-    if (config_.fuse_norm.empty()) std::copy_n(x, depth, out.data());
-    else kernels_.rms_norm(x, config_.fuse_norm.data(), config_.eps, static_cast<int>(depth), out.data());
-    packed_.pack(a, out.data());
+    float* out = &normed_[a * depth];
+    if (config_.fuse_norm.empty()) std::copy_n(x, depth, out);
+    else kernels_.rms_norm(x, config_.fuse_norm.data(), config_.eps, static_cast<int>(depth), out);
   });
+  pack_rows(pool_, packed_, active(), normed_.data());
   multiply(pool_, kernels_, *config_.fuse, packed_, [&](int a, int first, int count, const float* values) {
     std::copy_n(values, count, state(active_[a]) + first);
   });
@@ -126,28 +125,28 @@ void Forward::layer(int index) {
 }
 
 void Forward::normalise(const Vector& weight, const Matrix& w) {
+  const std::size_t hidden = static_cast<std::size_t>(config_.hidden);
   packed_.resize(active(), w);
-  spread_rows(pool_, active(), [&](int a, int worker) {
-    std::vector<float>& out = scratch_[worker];
-    out.resize(std::max(out.size(), static_cast<std::size_t>(config_.hidden)));
-    kernels_.rms_norm(state(active_[a]), weight.data(), config_.eps, config_.hidden, out.data());
-    packed_.pack(a, out.data());
+  normed_.resize(active_.size() * hidden);
+  spread_rows(pool_, active(), [&](int a, int) {
+    kernels_.rms_norm(state(active_[a]), weight.data(), config_.eps, config_.hidden, &normed_[a * hidden]);
   });
+  pack_rows(pool_, packed_, active(), normed_.data());
 }
 
 // The input of a trained head's attention: [norm(embedding), norm(state)].
 void Forward::normalise_pair(const Vector& weight, const Matrix& w) {
+  const std::size_t hidden = static_cast<std::size_t>(config_.hidden);
   packed_.resize(active(), w);
-  const int hidden = config_.hidden;
-  spread_rows(pool_, active(), [&](int a, int worker) {
-    std::vector<float>& out = scratch_[worker];
-    out.resize(std::max(out.size(), static_cast<std::size_t>(2 * hidden)));
-    const float* embedded = &embedded_[static_cast<std::size_t>(active_[a]) * hidden];
-    kernels_.rms_norm(embedded, config_.embedding_norm.data(), config_.eps, hidden, out.data());
-    kernels_.rms_norm(state(active_[a]), weight.data(), config_.eps, hidden, out.data() + hidden);
-    packed_.pack(a, out.data());
-    if (config_.normed_residual) std::copy_n(out.data() + hidden, hidden, state(active_[a]));
+  normed_.resize(active_.size() * 2 * hidden);
+  spread_rows(pool_, active(), [&](int a, int) {
+    const float* embedded = &embedded_[active_[a] * hidden];
+    float* out = &normed_[a * 2 * hidden];
+    kernels_.rms_norm(embedded, config_.embedding_norm.data(), config_.eps, config_.hidden, out);
+    kernels_.rms_norm(state(active_[a]), weight.data(), config_.eps, config_.hidden, out + hidden);
+    if (config_.normed_residual) std::copy_n(out + hidden, hidden, state(active_[a]));
   });
+  pack_rows(pool_, packed_, active(), normed_.data());
 }
 
 // Adds a block's outputs, collected in delta_, to the states, behind a norm of their own if the model has one.
@@ -172,9 +171,8 @@ void Forward::attention(int index) {
   append_keys(index);
   attend(index);
 
-  const int heads = config_.heads * config_.head_dim;
   packed_.resize(active(), *layer.out);
-  spread_rows(pool_, active(), [&](int a, int) { packed_.pack(a, &mixed_[static_cast<std::size_t>(a) * heads]); });
+  pack_rows(pool_, packed_, active(), mixed_.data());
   project(*layer.out, layer.out_bias, layer.attention_out_norm);
 }
 
@@ -185,8 +183,7 @@ void Forward::mlp(const Layer& layer) {
                   &gated_[static_cast<std::size_t>(a) * config_.intermediate + first / 2]);
   });
   packed_.resize(active(), *layer.down);
-  spread_rows(pool_, active(),
-              [&](int a, int) { packed_.pack(a, &gated_[static_cast<std::size_t>(a) * config_.intermediate]); });
+  pack_rows(pool_, packed_, active(), gated_.data());
   project(*layer.down, {}, layer.mlp_out_norm);
 }
 

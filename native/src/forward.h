@@ -31,13 +31,14 @@ class PackedRows {
 
   // Makes room for `rows` inputs of `w`.
   void resize(int rows, const Matrix& w);
-  void pack(int row, const float* x);
+  // Values [from, to), in whole groups, of the tile's rows, whose inputs are given.
+  void pack(int tile, int from, int to, const float* const* inputs);
+  int depth() const { return depth_; }
   int tiles() const { return tiles_; }
   int start(int tile) const { return static_cast<int>(static_cast<long>(tile) * rows_ / tiles_); }
   Tile tile(int t) const;
 
  private:
-  int tile_of(int row) const;
   int groups() const { return depth_ / kGroup; }
 
   const Kernels& kernels_;
@@ -94,11 +95,10 @@ class Forward {
   std::vector<int> active_;  // rows that take part in the current layer, ascending
   std::vector<Span> spans_;  // the same rows by request, as indices into active_
   PackedRows packed_;
-  std::vector<float> state_, qkv_, mixed_, gated_, delta_;
+  std::vector<float> state_, normed_, qkv_, mixed_, gated_, delta_;
   std::vector<float> embedded_;  // of a trained head's tokens
   std::vector<float> angles_;  // [rope][row][cosines, sines]
   std::vector<AttentionTile> tiles_;
-  std::vector<std::vector<float>> scratch_;  // one a worker
 };
 
 }  // namespace draftproof

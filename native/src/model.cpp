@@ -126,7 +126,8 @@ void Model::check() const {
   require_vector(c.final_norm, c.hidden, false, "final_norm");
   if (c.fuse) {
     require_matrix(c.fuse, c.hidden, c.fuse->depth(), "fuse");
-    require(c.fuse->depth() % unit == 0 && layers_.size() == 1, "a head has one layer and fuses multiples of " + std::to_string(unit));
+    require(c.fuse->depth() % unit == 0 && layers_.size() == 1,
+            "a head has one layer and fuses multiples of " + std::to_string(unit));
     require_vector(c.fuse_norm, c.fuse->depth(), true, "fuse_norm");
     require_vector(c.embedding_norm, c.hidden, false, "embedding_norm");
   }
@@ -156,7 +157,9 @@ void Model::check(const Request& request, const Ask& ask) const {
 }
 
 std::size_t Model::weight_bytes() const {
-  std::size_t bytes = config_.head->bytes() + (config_.fuse ? config_.fuse->bytes() : 0) + (config_.embedding == config_.head ? 0 : config_.embedding->bytes());
+  std::size_t bytes = config_.head->bytes();
+  if (config_.embedding != config_.head) bytes += config_.embedding->bytes();
+  if (config_.fuse) bytes += config_.fuse->bytes();
   for (const Layer& l : layers_) bytes += l.qkv->bytes() + l.out->bytes() + l.gate_up->bytes() + l.down->bytes();
   return bytes;
 }

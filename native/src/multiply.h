@@ -37,8 +37,8 @@ inline void add_products(Sums<V16, R>& sums, const float* x, V16 w) {
   each<R>([&](int r) { sums.at[r] = fma(splat(x[r]), w, sums.at[r]); });
 }
 
-// f32, bf16 and int8 weights with float32 activations. Even and odd k of int8 are summed apart, where registers allow it
-// for every number of rows: a line of four k would otherwise wait for four products of one sum.
+// f32, bf16 and int8 weights with float32 activations. Even and odd k of int8 are summed apart where registers allow it
+// for every number of rows: a line of four k would wait for four products of one sum.
 template <class W, int R>
 void dense(const Call& c) {
   constexpr int chains = W::step == 4 && kPairRows == kMaxRows ? 2 : 1;

@@ -18,24 +18,21 @@ void PackedRows::resize(int rows, const Matrix& w) {
   sums_.resize(groups_in_all);
 }
 
-int PackedRows::tile_of(int row) const {
-  int t = static_cast<int>(static_cast<long>(row) * tiles_ / rows_);
-  while (start(t + 1) <= row) ++t;
-  return t;
-}
-
-void PackedRows::pack(int row, const float* x) {
-  const int t = tile_of(row), first = start(t), rows = start(t + 1) - first, r = row - first;
-  float* sums = &sums_[static_cast<std::size_t>(first) * groups()];
+void PackedRows::pack(int tile, int from, int to, const float* const* inputs) {
+  const int first = start(tile), rows = start(tile + 1) - first;
+  const std::size_t cell = static_cast<std::size_t>(first) * depth_ + static_cast<std::size_t>(from) * rows;
+  const std::size_t group = cell / kGroup;
   if (integer_) {
-    const std::size_t group = static_cast<std::size_t>(first) * groups();
-    kernels_.quantise(x, depth_, rows, r, &quants_[static_cast<std::size_t>(first) * depth_], &scales_[group],
-                      &offsets_[group], sums);
+    for (int r = 0; r < rows; ++r)
+      kernels_.quantise(inputs[r] + from, to - from, rows, r, &quants_[cell], &scales_[group], &offsets_[group],
+                        &sums_[group]);
     return;
   }
-  float* values = &values_[static_cast<std::size_t>(first) * depth_] + r;
-  for (int k = 0; k < depth_; ++k) values[static_cast<std::size_t>(k) * rows] = x[k];
-  if (with_sums_) kernels_.group_sums(x, depth_, rows, r, sums);
+  float* values = &values_[cell];
+  for (int k = from; k < to; ++k, values += rows)
+    for (int r = 0; r < rows; ++r) values[r] = inputs[r][k];
+  for (int r = 0; r < rows && with_sums_; ++r)
+    kernels_.group_sums(inputs[r] + from, to - from, rows, r, &sums_[group]);
 }
 
 Tile PackedRows::tile(int t) const {

@@ -17,6 +17,25 @@ void spread_rows(Pool& pool, int rows, Work&& work) {
   }
 }
 
+// Every row's input, row after row, goes to its tile: by slices of the depth, since a line of a tile holds values of
+// all its rows, and threads that took a row each would write the same lines.
+inline void pack_rows(Pool& pool, PackedRows& packed, int rows, const float* inputs) {
+  constexpr int most = 6 * kGroup;
+  const int depth = packed.depth(), slice = rows < 4 ? depth : most, slices = (depth + slice - 1) / slice;
+  const auto one = [&](int item, int) {
+    const int tile = item / slices, from = item % slices * slice;
+    const float* given[16];
+    for (int row = packed.start(tile); row < packed.start(tile + 1); ++row)
+      given[row - packed.start(tile)] = inputs + static_cast<std::size_t>(row) * depth;
+    packed.pack(tile, from, std::min(depth, from + slice), given);
+  };
+  if (slices == 1) {
+    for (int tile = 0; tile < packed.tiles(); ++tile) one(tile, 0);
+  } else {
+    pool.run(packed.tiles() * slices, one);
+  }
+}
+
 // store(row, first output, count, values) receives two panels at a time: `count` of the outputs of packed row `row`.
 template <class Store>
 void multiply(Pool& pool, const Kernels& kernels, const Matrix& w, const PackedRows& x, Store&& store) {
