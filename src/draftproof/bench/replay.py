@@ -36,6 +36,7 @@ class Transcript:
     taken    drafter -> length of the context -> how many tokens of its chain there the text goes on with; nothing of
              a drafter that is asked again in a replay
     sure     drafter -> length of the context -> how sure it was of each token of that chain, if it says so
+    drawn    drafters whose tokens were drawn, if any are at this temperature
     """
 
     item: Item
@@ -43,6 +44,8 @@ class Transcript:
     start: int
     taken: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     sure: Mapping[str, Mapping[int, tuple[float, ...]]] = field(default_factory=dict)
+    drawn: frozenset[str] = frozenset()
+    temperature: float = 0.0
 
     @property
     def vocab_size(self) -> int:
@@ -78,16 +81,17 @@ def record(
         writing.progress(done / writing.params.max_tokens)
         engine.step(requests)
     contexts = [tuple(request.context) for request in requests]
+    drawn, temperature = frozenset(part.name for part, _ in parts if part.draws), writing.params.temperature
     return [
-        Transcript(item, _numbered(context), len(item.tokens), heard.taken(context), heard.sure())
-        for item, context, heard in zip(items, contexts, listener.sessions, strict=True)
+        Transcript(item, _numbered(text), len(item.tokens), heard.taken(text), heard.sure(), drawn, temperature)
+        for item, text, heard in zip(items, contexts, listener.sessions, strict=True)
     ]
 
 
 def replay(transcript: Transcript, drafter: Drafter) -> list[Step]:
     """The steps in which a request with this drafter writes the text. Told drafters: see `Told`."""
     engine = Engine(_Script(transcript), drafter, CoupledRule())
-    params = SamplingParams(max_tokens=transcript.written, seed=0)
+    params = SamplingParams(temperature=transcript.temperature, max_tokens=transcript.written, seed=0)
     return list(engine.generate(transcript.text[: transcript.start], params))
 
 
@@ -95,10 +99,10 @@ class Told:
     """Proposes what a drafter proposed at the same place of the record, as far as right and wrong go."""
 
     layers: tuple[int, ...] = ()
-    draws = branches = False
+    branches = False
 
     def __init__(self, name: str, gamma: int, transcript: Transcript) -> None:
-        self.name, self.gamma = name, gamma
+        self.name, self.gamma, self.draws = name, gamma, name in transcript.drawn
         self._transcript, self._taken = transcript, transcript.taken[name]
         self._sure = transcript.sure.get(name, {})
 
@@ -218,7 +222,7 @@ class _Script:
         assert isinstance(cache, _Entries)
         cache.length += len(segment.tokens)
         following = self._next[cache.length - segment.rows : cache.length]
-        return Output(torch.nn.functional.one_hot(following, self.vocab_size).float())
+        return Output(torch.nn.functional.one_hot(following, self.vocab_size).float().log())
 
     def reusable(self, cache: Any, length: int) -> int:
         """Any prefix can be gone back to."""
