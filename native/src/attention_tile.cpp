@@ -7,11 +7,6 @@ namespace {
 
 int round_up(int n, int unit) { return (n + unit - 1) / unit * unit; }
 
-// Vectors only grow: a tile is used again for every layer.
-void at_least(std::vector<float>& v, std::size_t size) {
-  if (v.size() < size) v.resize(size);
-}
-
 }  // namespace
 
 void AttentionTile::open(const Kernels& kernels, Cache& cache, int layer, int head, int width) {
@@ -26,84 +21,98 @@ void AttentionTile::see(Sight sight, int entry) {
 }
 
 void AttentionTile::close_sights() {
-  int first = end_;
-  for (const Sight& sight : sights_) first = std::min(first, sight.first);
-  origin_ = first / kPanel * kPanel;
+  int first = end_, last = 0;
+  for (const Sight& sight : sights_) first = std::min(first, sight.first), last = std::max(last, sight.path->length());
+  first_page_ = first / kPage, last_page_ = round_up(last, kPage) / kPage;
   end_ = round_up(end_, kPanel);
-  stride_ = end_ - origin_ + kPanel;  // the spare panel keeps rows off the same cache sets
-  at_least(queries_, static_cast<std::size_t>(queries()) * width_);
-  at_least(scores_, static_cast<std::size_t>(queries()) * stride_);
-  at_least(sums_, static_cast<std::size_t>(queries()));
-  at_least(mixed_, static_cast<std::size_t>(queries()) * width_);
-  std::fill_n(mixed_.begin(), queries() * width_, 0.0f);
 }
 
-void AttentionTile::set_query(int q, const float* values, float scale) {
-  for (int d = 0; d < width_; ++d) queries_[static_cast<std::size_t>(d) * queries() + q] = values[d] * scale;
+void AttentionTile::set_queries(const float* const* queries) {
+  queries_.resize(static_cast<std::size_t>(this->queries()) * width_);
+  kernels_->transpose(queries, this->queries(), 0, width_, queries_.data());
 }
 
-void AttentionTile::score(int from, int to) {
+AttentionTile::Seen AttentionTile::seen(int q, int from) const {
+  const Sight& sight = sights_[q];
+  const int first = std::max(sight.first, from), last = std::min(sight.path->length(), from + kPage);
+  return {first, std::clamp(sight.path->straight, first, std::max(first, last)), std::max(first, last)};
+}
+
+void AttentionTile::attend(int index, std::vector<float>& scores, float* shares) const {
+  Page page{};
+  page.from = index * kPage, page.end = std::min(end_, page.from + kPage), page.shares = shares;
+  for (int q = 0; q < queries(); ++q) {
+    page.seen[q] = seen(q, page.from);
+    if (page.seen[q].straight < page.seen[q].last) page.end = end_;  // entries of a tree lie behind their positions
+  }
+  page.stride = page.end - page.from + kPanel;  // the spare panel keeps rows off the same cache sets
+  const std::size_t size = static_cast<std::size_t>(queries()) * page.stride;
+  if (scores.size() < size) scores.resize(size);
+  page.scores = scores.data();
+  if (index + 1 < last_page_) page.next = cache_->keys(layer_, page.from + kPage, head_);
+  score(page);
+  soften(page);
+  mix(page);
+}
+
+void AttentionTile::score(const Page& page) const {
   const Tile tile{queries(), queries_.data(), nullptr, nullptr, nullptr, nullptr};
   const std::size_t panel_bytes = static_cast<std::size_t>(width_) * kPanel * sizeof(float);
-  for (int entry = from; entry < to;) {
-    const int end = std::min(to, (entry / kPage + 1) * kPage);
+  for (int entry = page.from; entry < page.end; entry += kPage) {
     const auto* keys = reinterpret_cast<const std::uint8_t*>(cache_->keys(layer_, entry, head_));
-    const Panels panels{Format::f32, keys, panel_bytes, width_, kGroup, false};
-    kernels_->multiply(panels, entry % kPage / kPanel, (end - entry) / kPanel, tile,
-                       scores_.data() + (entry - origin_), stride_);
-    entry = end;
+    const auto* values = reinterpret_cast<const std::uint8_t*>(cache_->values(layer_, entry, head_));
+    const Panels panels{Format::f32, keys, panel_bytes, width_, kGroup, false, values - keys};  // fetches the values
+    kernels_->multiply(panels, 0, std::min(kPage, page.end - entry) / kPanel, tile, page.scores + (entry - page.from),
+                       page.stride);
   }
 }
 
-// Scores of bent entries move to their positions: never past one still to be read, since entry >= position.
-void AttentionTile::straighten(int q) {
-  const auto& [path, first] = sights_[q];
-  float* row = scores(q);
-  for (int p = std::max(first, path->straight); p < path->length(); ++p)
-    row[p - origin_] = row[path->bent[p - path->straight] - origin_];
-}
-
-void AttentionTile::soften() {
+// Scores of bent entries move to their positions first: never past one still to be read, since entry >= position.
+void AttentionTile::soften(const Page& page) const {
   for (int q = 0; q < queries(); ++q) {
-    straighten(q);
-    sums_[q] = kernels_->softmax(scores(q), sights_[q].first - origin_, sights_[q].path->length() - origin_);
+    const Seen& s = page.seen[q];
+    const Path& path = *sights_[q].path;
+    float* row = page.scores + static_cast<std::size_t>(q) * page.stride;
+    float* share = page.shares + static_cast<std::size_t>(q) * share_size();
+    for (int p = s.straight; p < s.last; ++p) row[p - page.from] = row[path.bent[p - path.straight] - page.from];
+    std::fill_n(share, share_size(), 0.0f);
+    if (s.first < s.last)
+      share[width_ + 1] = kernels_->softmax(row, s.first - page.from, s.last - page.from, share + width_);
   }
 }
 
-void AttentionTile::mix_entry(Columns columns, int q, int count, int entry, int position, int positions) {
-  const float* values = cache_->values(layer_, entry, head_) + entry % kPage * width_ + columns.first;
-  kernels_->mix(scores(q) + (position - origin_), stride_, count, values, positions, width_, columns.count,
-                &mixed_[static_cast<std::size_t>(q) * width_ + columns.first]);
+// Queries [first, first + count) take values from `entry` on by their scores from `position` on.
+void AttentionTile::mix_run(const Page& page, int first, int count, int entry, int position, int positions) const {
+  if (positions <= 0) return;
+  const float* weights = page.scores + static_cast<std::size_t>(first) * page.stride + (position - page.from);
+  const float* values = cache_->values(layer_, entry, head_) + entry % kPage * width_;
+  const float* next = page.next ? page.next + entry % kPage * width_ : values;
+  kernels_->mix(weights, page.stride, count, {values, positions, width_, next},
+                page.shares + static_cast<std::size_t>(first) * share_size(), share_size());
 }
 
-void AttentionTile::mix_straight(Columns columns, int q, int count, int from, int to) {
-  while (from < to) {
-    const int end = std::min(to, (from / kPage + 1) * kPage);
-    mix_entry(columns, q, count, from, from, end - from);
-    from = end;
-  }
-}
-
-// Each query takes its positions in ascending order; what all of them see is taken together.
-void AttentionTile::mix(int first_column, int columns) {
-  const Columns slice{first_column, columns};
-  int from = 0, to = sights_[0].path->straight;
-  for (const auto& [path, first] : sights_) from = std::max(from, first), to = std::min(to, path->straight);
-  to = std::max(from, to);
+// Each query takes its positions in ascending order; what all of them see is taken together, and what the heads of one
+// token see.
+void AttentionTile::mix(const Page& page) const {
+  int from = page.from, to = from + kPage;
   for (int q = 0; q < queries(); ++q)
-    mix_straight(slice, q, 1, sights_[q].first, std::min(from, sights_[q].path->straight));
-  mix_straight(slice, 0, queries(), from, to);
-  for (int q = 0; q < queries(); ++q) {
-    const auto& [path, first] = sights_[q];
-    mix_straight(slice, q, 1, to, path->straight);
-    for (int p = std::max(first, path->straight); p < path->length(); ++p)
-      mix_entry(slice, q, 1, path->bent[p - path->straight], p, 1);
-  }
-}
-
-void AttentionTile::output(int q, float* out) const {
-  const float* mixed = &mixed_[static_cast<std::size_t>(q) * width_];
-  for (int d = 0; d < width_; ++d) out[d] = mixed[d] / sums_[q];
+    from = std::max(from, page.seen[q].first), to = std::min(to, page.seen[q].straight);
+  const bool shared = from < to;
+  const auto by_token = [&](auto&& body) {
+    for (int q = 0, next; q < queries(); q = next) {
+      for (next = q + 1; next < queries() && sights_[next].path == sights_[q].path;) ++next;
+      body(q, next - q, page.seen[q]);
+    }
+  };
+  by_token([&](int q, int count, const Seen& s) {
+    mix_run(page, q, count, s.first, s.first, (shared ? from : s.straight) - s.first);
+  });
+  if (shared) mix_run(page, 0, queries(), from, from, to - from);
+  by_token([&](int q, int count, const Seen& s) {
+    if (shared) mix_run(page, q, count, to, to, s.straight - to);
+    const Path& path = *sights_[q].path;
+    for (int p = s.straight; p < s.last; ++p) mix_run(page, q, count, path.bent[p - path.straight], p, 1);
+  });
 }
 
 }  // namespace draftproof

@@ -6,16 +6,14 @@
 
 namespace draftproof::DRAFTPROOF_ISA {
 
-constexpr int kFar = 4096;  // bytes: where arithmetic leaves gaps, memory keeps busy only from so far ahead
-
 // How a format is read, with float32 activations: a block covers `step` values of k, and `weight` is one of them.
 struct F32 {
   static constexpr int step = 1;
   using Block = V16;
-  static Block block(const std::uint8_t* panel, int k) {
-    const float* p = reinterpret_cast<const float*>(panel) + k * kPanel;
-    prefetch_far(p + kFar / sizeof *p);
-    return load(p);
+  static Block block(const std::uint8_t* panel, int k, std::ptrdiff_t ahead) {
+    const std::uint8_t* p = panel + static_cast<std::size_t>(k) * kPanel * 4;
+    prefetch_far(p + ahead);
+    return load(reinterpret_cast<const float*>(p));
   }
   static V16 weight(Block b, int) { return b; }
   static V16 finish(const std::uint8_t*, V16 sum) { return sum; }
@@ -25,9 +23,9 @@ struct F32 {
 struct Bf16 {
   static constexpr int step = 2;
   using Block = I16;
-  static Block block(const std::uint8_t* panel, int k) {
+  static Block block(const std::uint8_t* panel, int k, std::ptrdiff_t ahead) {
     const std::uint8_t* p = panel + static_cast<std::size_t>(k) * kPanel * 2;
-    prefetch_far(p + kFar);
+    prefetch_far(p + ahead);
     return load_i32(p);
   }
   static V16 weight(Block b, int j) {
@@ -40,8 +38,8 @@ struct Int8 {
   static constexpr int step = 4;
   using Block = I16;
   static const std::uint8_t* bytes(const std::uint8_t* panel, int k) { return panel + kPanel * 4 + k * kPanel; }
-  static Block block(const std::uint8_t* panel, int k) {
-    prefetch_far(bytes(panel, k) + kFar);
+  static Block block(const std::uint8_t* panel, int k, std::ptrdiff_t ahead) {
+    prefetch_far(bytes(panel, k) + ahead);
     return load_i32(bytes(panel, k));
   }
   static V16 weight(Block b, int j) { return to_float(shift_right_signed(shift_left(b, 24 - 8 * j), 24)); }
@@ -55,7 +53,7 @@ struct Int8Group {
   V16 scales() const { return load_f16(reinterpret_cast<const std::uint16_t*>(data)); }
   I16 block(int k) const {  // k a multiple of 4
     const std::uint8_t* p = data + 2 * kPanel + k * kPanel;
-    prefetch_far(p + kFar);
+    prefetch_far(p + kAhead);
     return load_i32(p);
   }
 };
@@ -70,7 +68,7 @@ struct Int4Group {
   V16 minima() const { return load_f16(reinterpret_cast<const std::uint16_t*>(data) + kPanel); }
   I16 words(int k) const {  // k a multiple of 8
     const std::uint8_t* p = data + 4 * kPanel + k * kPanel / 2;
-    prefetch_far(p + kFar);
+    prefetch_far(p + kAhead);
     return load_i32(p);
   }
 };

@@ -68,7 +68,7 @@ void Forward::fuse() {
   if (active_.empty()) return;
   packed_.resize(active(), *config_.fuse);
   normed_.resize(active_.size() * depth);
-  spread_rows(pool_, active(), [&](int a, int) {
+  spread_rows(pool_, active(), config_.hidden, [&](int a, int) {
     const Row& row = rows_[active_[a]];
     const float* x = requests_[row.request].states + row.token * depth;
     float* out = &normed_[a * depth];
@@ -128,7 +128,7 @@ void Forward::normalise(const Vector& weight, const Matrix& w) {
   const std::size_t hidden = static_cast<std::size_t>(config_.hidden);
   packed_.resize(active(), w);
   normed_.resize(active_.size() * hidden);
-  spread_rows(pool_, active(), [&](int a, int) {
+  spread_rows(pool_, active(), config_.hidden, [&](int a, int) {
     kernels_.rms_norm(state(active_[a]), weight.data(), config_.eps, config_.hidden, &normed_[a * hidden]);
   });
   pack_rows(pool_, packed_, active(), normed_.data());
@@ -139,7 +139,7 @@ void Forward::normalise_pair(const Vector& weight, const Matrix& w) {
   const std::size_t hidden = static_cast<std::size_t>(config_.hidden);
   packed_.resize(active(), w);
   normed_.resize(active_.size() * 2 * hidden);
-  spread_rows(pool_, active(), [&](int a, int) {
+  spread_rows(pool_, active(), config_.hidden, [&](int a, int) {
     const float* embedded = &embedded_[active_[a] * hidden];
     float* out = &normed_[a * 2 * hidden];
     kernels_.rms_norm(embedded, config_.embedding_norm.data(), config_.eps, config_.hidden, out);
@@ -151,7 +151,7 @@ void Forward::normalise_pair(const Vector& weight, const Matrix& w) {
 
 // Adds a block's outputs, collected in delta_, to the states, behind a norm of their own if the model has one.
 void Forward::add_to_state(const Vector& norm) {
-  spread_rows(pool_, active(), [&](int a, int) {
+  spread_rows(pool_, active(), config_.hidden, [&](int a, int) {
     float* delta = &delta_[static_cast<std::size_t>(a) * config_.hidden];
     if (!norm.empty()) kernels_.rms_norm(delta, norm.data(), config_.eps, config_.hidden, delta);
     float* x = state(active_[a]);
@@ -168,7 +168,7 @@ void Forward::attention(int index) {
     float* out = &qkv_[static_cast<std::size_t>(a) * width + first];
     for (int i = 0; i < count; ++i) out[i] = layer.qkv_bias.empty() ? values[i] : values[i] + layer.qkv_bias[first + i];
   });
-  append_keys(index);
+  prepare_heads(index);
   attend(index);
 
   packed_.resize(active(), *layer.out);

@@ -68,16 +68,24 @@ class Forward {
 
   void select(int layer);
   void compute_angles();
-  void rotate(int rope, int row, float* head) const;
-  void prepare_head(int index, const Vector& norm, int row, float* head) const;
-  void append_keys(int index);
+  void prepare_head(int index, const Vector& norm, int row, float* head, float scale) const;
+  void prepare_heads(int index);
   void attend(int index);
   struct Part;
+  struct PageItem {
+    int part, page;
+  };
+  struct Place {
+    int row, head;
+  };
   std::vector<Part> attention_parts() const;
+  Place place(const Part& part, int q) const;
   void open_tile(AttentionTile& tile, int index, const Part& part);
   void attend_whole(int index, const std::vector<Part>& parts);
+  std::vector<PageItem> page_items(const std::vector<Part>& parts) const;
   void attend_divided(int index, const std::vector<Part>& parts);
-  void close_tile(const AttentionTile& tile, const Part& part);
+  void fold_shares(const AttentionTile& tile, float* total, const float* share) const;
+  void close_tile(const AttentionTile& tile, const Part& part, const float* total);
   void normalise(const Vector& weight, const Matrix& w);
   void normalise_pair(const Vector& weight, const Matrix& w);
   void project(const Matrix& w, const Vector& bias, const Vector& norm);
@@ -98,7 +106,14 @@ class Forward {
   std::vector<float> state_, normed_, qkv_, mixed_, gated_, delta_;
   std::vector<float> embedded_;  // of a trained head's tokens
   std::vector<float> angles_;  // [rope][row][cosines, sines]
-  std::vector<AttentionTile> tiles_;
+  // What a worker needs for attention.
+  struct Desk {
+    AttentionTile tile;
+    std::vector<float> scores, total, share;
+  };
+  std::vector<Desk> desks_;
+  std::vector<AttentionTile> tiles_;  // of a context that is divided
+  std::vector<float> shares_;         // of its pages
 };
 
 }  // namespace draftproof

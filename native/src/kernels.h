@@ -9,6 +9,7 @@ namespace draftproof {
 
 constexpr int kPanel = 16;  // columns of a weight panel, keys of a cache panel, lanes of a vector
 constexpr int kGroup = 32;  // activations quantised together, and weights that share a scale where nothing else is said
+constexpr std::ptrdiff_t kAhead = 8192;  // bytes that memory is ahead of arithmetic in weights: less leaves gaps
 
 enum class Format : int { f32, bf16, int8, int8_groups, int4 };
 enum class Activation : int { silu, gelu_tanh };
@@ -28,6 +29,14 @@ struct Panels {
   int depth;
   int group;   // of int4
   bool pairs;  // of bf16
+  std::ptrdiff_t ahead;  // bytes: what f32, bf16 and int8 fetch while they read a line
+};
+
+// Rows that a mix takes, and memory of the same size that it fetches meanwhile.
+struct Values {
+  const float* data;  // [count][width]
+  int count, width;
+  const float* next;
 };
 
 // A tile of input rows, transposed so that a kernel walks one pointer: values [depth][rows].
@@ -49,6 +58,8 @@ struct Kernels {
 
   // out[r * stride + c] = sum over k of x[k][r] * w[k][c], for `count` panels from `panel` on.
   void (*multiply)(const Panels& weights, int panel, int count, const Tile& x, float* out, int out_stride);
+  // out[(k - from) * rows + r] = inputs[r][k] for k in [from, to): a tile's values.
+  void (*transpose)(const float* const* inputs, int rows, int from, int to, float* out);
   // quants[k/4][rows][4], scales, offsets and sums of row r from x[depth].
   void (*quantise)(const float* x, int depth, int rows, int r, std::int8_t* quants, float* scales,
                    std::int32_t* offsets, float* sums);
@@ -58,13 +69,17 @@ struct Kernels {
   void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* out);
   // out = activation(gate) * up; n is a multiple of 16.
   void (*gate)(Activation activation, const float* gate, const float* up, int n, float* out);
-  // scores[first, last) become exp(score - max); returns their sum. The buffer reaches up to the next multiple of 16,
-  // its lanes outside the range are overwritten with zero.
-  float (*softmax)(float* scores, int first, int last);
-  // out[r * width + d] += sum over j of weights[r * stride + j] * values[j * width + d], j ascending, for d < columns,
-  // a multiple of 16.
-  void (*mix)(const float* weights, int stride, int rows, const float* values, int count, int width, int columns,
-              float* out);
+  // Rotary positions of a head in place, times `scale`.
+  void (*rotate)(float* head, const float* cosines, const float* sines, int half, float scale);
+  // scores[first, last) become exp(score - max); returns their sum and, in `top`, the maximum. The buffer reaches up to
+  // the next multiple of 16, its lanes outside the range are overwritten with zero.
+  float (*softmax)(float* scores, int first, int last, float* top);
+  // out[r * out_stride + d] += sum over j of weights[r * stride + j] * values[j][d], j ascending; the width is a
+  // multiple of 16.
+  void (*mix)(const float* weights, int stride, int rows, const Values& values, float* out, int out_stride);
+  // What a query took of some keys, its share: [width values][top, sum, 14 unused], values and sum by softmax's terms.
+  // Adds that of further keys; a share whose sum is zero is empty.
+  void (*fold)(float* total, const float* share, int width);
   // Rows over the vocabulary (vocabulary.h): softmax of scores / temperature, NaN throughout for a row that has none;
   // out = (scale * p - q)+ with its mass; that mass and the sum of min(p, q); the token at a quantile, -1 for a row
   // without mass.

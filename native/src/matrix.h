@@ -31,7 +31,7 @@ class Matrix {
   int depth() const { return depth_; }
   int panel_count() const { return (outputs_ + kPanel - 1) / kPanel; }
   std::size_t bytes() const { return static_cast<std::size_t>(panel_count()) * stride_; }
-  Panels panels() const { return {format_, data_.get(), stride_, depth_, group_, pairs_}; }
+  Panels panels() const { return {format_, data_.get(), stride_, depth_, group_, pairs_, kAhead}; }
 
   // out[depth] = weights of one output, dequantised: the embedding of a token when the matrix is the tied head.
   void row(int output, float* out) const;

@@ -12,6 +12,7 @@ struct Call {
   const Tile& x;
   float* out;
   int out_stride;
+  std::ptrdiff_t ahead;
 
   template <int M>
   Int4Group<M> group(int g) const {
@@ -46,7 +47,7 @@ void dense(const Call& c) {
   each<chains>([&](int i) { sums[i] = zeros<R>(); });
   const float* x = c.x.values;
   for (int k = 0; k < c.depth; k += W::step, x += W::step * R) {
-    const typename W::Block block = W::block(c.panel, k);
+    const typename W::Block block = W::block(c.panel, k, c.ahead);
     each<W::step>([&](int j) { add_products<R>(sums[j % chains], x + j * R, W::weight(block, j)); });
   }
   each<R>([&](int r) {
@@ -57,12 +58,12 @@ void dense(const Call& c) {
 
 // Rows [from, from + count) of R, times a pair of bf16 panels, whose lines of sixteen outputs alternate.
 template <int R, int from, int count>
-void bf16_rows(const std::uint8_t* pair, int depth, const Tile& t, float* out, int out_stride) {
+void bf16_rows(const Call& c) {
   Sums<V16, count> sums[2] = {zeros<count>(), zeros<count>()};
-  const float* x = t.values + from;
-  for (int k = 0; k < depth; k += 2, x += 2 * R) {
+  const float* x = c.x.values + from;
+  for (int k = 0; k < c.depth; k += 2, x += 2 * R) {
     I16 lines[2];
-    each<2>([&](int h) { lines[h] = Bf16::block(pair, 2 * (k + h)); });
+    each<2>([&](int h) { lines[h] = Bf16::block(c.panel, 2 * (k + h), c.ahead); });
     each<2>([&](int j) {
       const V16 w[2] = {Bf16::weight(lines[0], j), Bf16::weight(lines[1], j)};
       each<count>([&](int r) {
@@ -71,15 +72,15 @@ void bf16_rows(const std::uint8_t* pair, int depth, const Tile& t, float* out, i
       });
     });
   }
-  each<2, count>([&](int h, int r) { store(out + (from + r) * out_stride + h * kPanel, sums[h].at[r]); });
+  each<2, count>([&](int h, int r) { store(c.out + (from + r) * c.out_stride + h * kPanel, sums[h].at[r]); });
 }
 
 // As many rows at once as the registers hold.
 template <int R, int from = 0>
-void bf16_pair(const std::uint8_t* pair, int depth, const Tile& x, float* out, int out_stride) {
+void bf16_pair(const Call& pair) {
   constexpr int count = R - from < kPairRows ? R - from : kPairRows;
-  bf16_rows<R, from, count>(pair, depth, x, out, out_stride);
-  if constexpr (from + count < R) bf16_pair<R, from + count>(pair, depth, x, out, out_stride);
+  bf16_rows<R, from, count>(pair);
+  if constexpr (from + count < R) bf16_pair<R, from + count>(pair);
 }
 
 // total += minimum * (sum of x over the group of M * 32)
@@ -128,7 +129,7 @@ void int8_integer(const Call& c) {
     Sums<I16, R> dots;
     each<R>([&](int r) { dots.at[r] = splat_i32(c.x.offsets[g * R + r]); });
     for (int k = 0; k < kGroup; k += 4, q += 4 * R) {
-      const I16 w = Int8::block(c.panel, g * kGroup + k) ^ shift;
+      const I16 w = Int8::block(c.panel, g * kGroup + k, c.ahead) ^ shift;
       each<R>([&](int r) { dots.at[r] = dot4(dots.at[r], w, four_bytes(q + 4 * r)); });
     }
     each<R>([&](int r) { total.at[r] = fma(to_float(dots.at[r]), splat(c.x.scales[g * R + r]), total.at[r]); });
@@ -235,10 +236,10 @@ void run_tile(Format format, int group, const Call& c) {
 // busier from a cache, yet take a quarter longer from memory, unless they are stored as one.
 template <int R>
 void run_panels(const Panels& w, int panel, int count, const Tile& x, float* out, int out_stride) {
-  if (w.pairs && count == 2)
-    return bf16_pair<R>(w.data + panel * w.stride, w.depth, x, out, out_stride);
+  if (w.pairs && count == 2) return bf16_pair<R>({w.data + panel * w.stride, w.depth, x, out, out_stride, w.ahead});
   for (int p = 0; p < count; ++p)
-    run_tile<R>(w.format, w.group, {w.data + (panel + p) * w.stride, w.depth, x, out + p * kPanel, out_stride});
+    run_tile<R>(w.format, w.group,
+                {w.data + (panel + p) * w.stride, w.depth, x, out + p * kPanel, out_stride, w.ahead});
 }
 
 template <int R>

@@ -28,9 +28,7 @@ void PackedRows::pack(int tile, int from, int to, const float* const* inputs) {
                         &sums_[group]);
     return;
   }
-  float* values = &values_[cell];
-  for (int k = from; k < to; ++k, values += rows)
-    for (int r = 0; r < rows; ++r) values[r] = inputs[r][k];
+  kernels_.transpose(inputs, rows, from, to, &values_[cell]);
   for (int r = 0; r < rows && with_sums_; ++r)
     kernels_.group_sums(inputs[r] + from, to - from, rows, r, &sums_[group]);
 }

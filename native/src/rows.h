@@ -30,67 +30,111 @@ inline void gate(Activation activation, const float* gate, const float* up, int 
   }
 }
 
+// Pairs are (i, i + half), as in the checkpoints of Hugging Face.
+inline void rotate(float* head, const float* cosines, const float* sines, int half, float scale) {
+  int i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    const V16 a = load(head + i), b = load(head + half + i), c = load(cosines + i), s = load(sines + i);
+    store(head + i, (a * c - b * s) * splat(scale));
+    store(head + half + i, (b * c + a * s) * splat(scale));
+  }
+  for (; i < half; ++i) {
+    const float a = head[i], b = head[half + i];
+    head[i] = (a * cosines[i] - b * sines[i]) * scale;
+    head[half + i] = (b * cosines[i] + a * sines[i]) * scale;
+  }
+}
+
 inline void fill(float* scores, int from, int to, float value) {
   for (int i = from; i < to; ++i) scores[i] = value;
 }
 
 // Blocks are aligned to absolute positions, so a position always meets the same lane.
-inline float softmax(float* scores, int first, int last) {
+inline float softmax(float* scores, int first, int last, float* top) {
   const int begin = first / kLanes * kLanes, end = (last + kLanes - 1) / kLanes * kLanes;
   fill(scores, begin, first, -3e38f), fill(scores, last, end, -3e38f);
   V16 best = splat(-3e38f);
   for (int i = begin; i < end; i += kLanes) best = max(best, load(scores + i));
-  const V16 top = splat(lane_max(best));
-  for (int i = begin; i < end; i += kLanes) store(scores + i, exp(load(scores + i) - top));
+  *top = lane_max(best);
+  for (int i = begin; i < end; i += kLanes) store(scores + i, exp(load(scores + i) - splat(*top)));
   fill(scores, begin, first, 0.0f), fill(scores, last, end, 0.0f);
   V16 sum = splat(0.0f);
   for (int i = begin; i < end; i += kLanes) sum = sum + load(scores + i);
   return lane_sum(sum);
 }
 
-constexpr int kAhead = 8;  // rows of values fetched in advance
+// Two softmaxes over different keys become one: both are brought down from the higher of their tops.
+inline void fold(float* total, const float* share, int width) {
+  if (share[width + 1] == 0.0f) return;
+  if (total[width + 1] == 0.0f) {
+    for (int i = 0; i < width + kLanes; i += kLanes) store(total + i, load(share + i));
+    return;
+  }
+  const float top = total[width] > share[width] ? total[width] : share[width];
+  const V16 mine = exp(splat(total[width] - top)), other = exp(splat(share[width] - top));
+  for (int i = 0; i < width + kLanes; i += kLanes)
+    store(total + i, load(total + i) * mine + load(share + i) * other);
+  total[width] = top;
+}
+
+constexpr int kSoon = 8;  // rows of values fetched in advance
 
 template <int R, int P>
-void mix_slice(const float* weights, int stride, const float* values, int count, int width, float* out) {
+void mix_slice(const float* weights, int stride, const Values& values, int column, float* out, int out_stride) {
   V16 sums[R][P];
-  each<R, P>([&](int r, int p) { sums[r][p] = load(out + r * width + p * kLanes); });
-  for (int j = 0; j < count; ++j) {
+  each<R, P>([&](int r, int p) { sums[r][p] = load(out + r * out_stride + p * kLanes); });
+  const float* value = values.data + column;
+  const float* next = values.next + column;
+  for (int j = 0; j < values.count; ++j, value += values.width, next += values.width) {
     V16 v[P];
-    const float* value = values + static_cast<std::size_t>(j) * width;
-    prefetch(value + kAhead * width);
+    prefetch(value + kSoon * values.width);
+    for (int p = 0; p < P; ++p) prefetch_far(next + p * kLanes);  // GCC drops a lambda that does nothing else
     each<P>([&](int p) { v[p] = load(value + p * kLanes); });
     each<R>([&](int r) {
       const V16 w = splat(weights[static_cast<std::size_t>(r) * stride + j]);
       each<P>([&](int p) { sums[r][p] = fma(w, v[p], sums[r][p]); });
     });
   }
-  each<R, P>([&](int r, int p) { store(out + r * width + p * kLanes, sums[r][p]); });
+  each<R, P>([&](int r, int p) { store(out + r * out_stride + p * kLanes, sums[r][p]); });
 }
 
 template <int R>
-void mix_rows(const float* weights, int stride, const float* values, int count, int width, int columns, float* out) {
+void mix_rows(const float* weights, int stride, const Values& values, float* out, int out_stride) {
   constexpr int together = R * 4 <= kAccumulators ? 4 : R * 2 <= kAccumulators ? 2 : 1;
   int d = 0;
-  for (; d + together * kLanes <= columns; d += together * kLanes)
-    mix_slice<R, together>(weights, stride, values + d, count, width, out + d);
-  for (; d < columns; d += kLanes) mix_slice<R, 1>(weights, stride, values + d, count, width, out + d);
+  for (; d + together * kLanes <= values.width; d += together * kLanes)
+    mix_slice<R, together>(weights, stride, values, d, out + d, out_stride);
+  for (; d < values.width; d += kLanes) mix_slice<R, 1>(weights, stride, values, d, out + d, out_stride);
 }
 
-inline void mix(const float* weights, int stride, int rows, const float* values, int count, int width, int columns,
-                float* out) {
+inline void mix(const float* weights, int stride, int rows, const Values& values, float* out, int out_stride) {
   constexpr int most = 6;
   while (rows > 0) {
     const int now = rows < most ? rows : most;
     switch (now) {
-      case 1: mix_rows<1>(weights, stride, values, count, width, columns, out); break;
-      case 2: mix_rows<2>(weights, stride, values, count, width, columns, out); break;
-      case 3: mix_rows<3>(weights, stride, values, count, width, columns, out); break;
-      case 4: mix_rows<4>(weights, stride, values, count, width, columns, out); break;
-      case 5: mix_rows<5>(weights, stride, values, count, width, columns, out); break;
-      default: mix_rows<6>(weights, stride, values, count, width, columns, out); break;
+      case 1: mix_rows<1>(weights, stride, values, out, out_stride); break;
+      case 2: mix_rows<2>(weights, stride, values, out, out_stride); break;
+      case 3: mix_rows<3>(weights, stride, values, out, out_stride); break;
+      case 4: mix_rows<4>(weights, stride, values, out, out_stride); break;
+      case 5: mix_rows<5>(weights, stride, values, out, out_stride); break;
+      default: mix_rows<6>(weights, stride, values, out, out_stride); break;
     }
-    rows -= now, weights += static_cast<std::size_t>(now) * stride, out += static_cast<std::size_t>(now) * width;
+    rows -= now, weights += static_cast<std::size_t>(now) * stride, out += static_cast<std::size_t>(now) * out_stride;
   }
+}
+
+// Values [from, to) of R inputs, transposed: out[(k - from) * R + r].
+template <int R>
+void transpose_rows(const float* const* inputs, int from, int to, float* out) {
+  const float* in[R];
+  each<R>([&](int r) { in[r] = inputs[r]; });
+  for (int k = from; k < to; ++k, out += R) each<R>([&](int r) { out[r] = in[r][k]; });
+}
+
+template <int R = kMaxRows>
+void transpose(const float* const* inputs, int rows, int from, int to, float* out) {
+  if (rows == R) return transpose_rows<R>(inputs, from, to, out);
+  if constexpr (R > 1) transpose<R - 1>(inputs, rows, from, to, out);
 }
 
 inline void group_sums(const float* x, int depth, int rows, int r, float* sums) {

@@ -30,7 +30,8 @@ template <int n, int m, class Body>
 
 constexpr int kLanes = 16;
 
-// Sum of the lanes in a fixed order, which every instruction set shares.
+// Sum of the lanes in a fixed order, which every instruction set shares: halves are added until one is left.
+#if !defined(__AVX512F__)
 inline float lane_sum(V16 v) {
   float lanes[kLanes];
   store(lanes, v);
@@ -46,6 +47,7 @@ inline float lane_max(V16 v) {
     for (int i = 0; i < width; ++i) lanes[i] = lanes[i + width] > lanes[i] ? lanes[i + width] : lanes[i];
   return lanes[0];
 }
+#endif
 
 // e^x by range reduction to |r| <= ln(2)/2 and a polynomial of degree 6 (coefficients of Cephes expf); 1e-7 relative.
 inline V16 exp(V16 x) {

@@ -42,6 +42,24 @@ inline int pack(float* to, V16 x, V16 low, V16 high) {
   _mm512_storeu_ps(to, _mm512_maskz_compress_ps(inside, x.v));
   return __builtin_popcount(inside);
 }
+// The sum that simd.h describes, and the largest lane, without a way through memory.
+template <class Join>
+inline float join_lanes(V16 v, Join join) {
+  const __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v.v), 1));
+  const __m256 eight = join(_mm512_castps512_ps256(v.v), high);
+  const auto four = [&](__m128 a, __m128 b) {
+    return _mm256_castps256_ps128(join(_mm256_castps128_ps256(a), _mm256_castps128_ps256(b)));
+  };
+  __m128 lanes = four(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  lanes = four(lanes, _mm_movehl_ps(lanes, lanes));
+  return _mm_cvtss_f32(four(lanes, _mm_movehdup_ps(lanes)));
+}
+inline float lane_sum(V16 v) {
+  return join_lanes(v, [](__m256 a, __m256 b) { return _mm256_add_ps(a, b); });
+}
+inline float lane_max(V16 v) {
+  return join_lanes(v, [](__m256 a, __m256 b) { return _mm256_max_ps(a, b); });
+}
 inline V16 fma(V16 a, V16 b, V16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 
 // 2^n from the bits that `exp` leaves in the low mantissa.

@@ -7,10 +7,12 @@
 
 namespace draftproof {
 
-// A few rows are done faster by the caller alone than by waking others.
+// So little is done faster by the caller alone than by sending lines of memory to other cores and back.
+inline bool few(int rows, int width) { return rows * width <= 1 << 14; }
+
 template <class Work>
-void spread_rows(Pool& pool, int rows, Work&& work) {
-  if (rows < 4) {
+void spread_rows(Pool& pool, int rows, int width, Work&& work) {
+  if (few(rows, width)) {
     for (int row = 0; row < rows; ++row) work(row, 0);
   } else {
     pool.run(rows, work);
@@ -21,7 +23,7 @@ void spread_rows(Pool& pool, int rows, Work&& work) {
 // all its rows, and threads that took a row each would write the same lines.
 inline void pack_rows(Pool& pool, PackedRows& packed, int rows, const float* inputs) {
   constexpr int most = 6 * kGroup;
-  const int depth = packed.depth(), slice = rows < 4 ? depth : most, slices = (depth + slice - 1) / slice;
+  const int depth = packed.depth(), slice = few(rows, depth) ? depth : most, slices = (depth + slice - 1) / slice;
   const auto one = [&](int item, int) {
     const int tile = item / slices, from = item % slices * slice;
     const float* given[16];

@@ -69,6 +69,23 @@ def test_a_long_prompt_gives_the_bits_of_decoding(family: str, native_folders: d
     assert torch.equal(whole, torch.cat(steps))
 
 
+@pytest.mark.parametrize("family", ["smollm2", "mistral", "gemma3"])
+def test_a_tree_across_pages_gives_the_bits_of_plain_decoding(family: str, native_folders: dict[str, Path]) -> None:
+    """Pages have 64 entries: tree nodes lie on a later page than their positions, and some paths end on the first."""
+    plain = Plain(native.load_native(native_folders[family], threads=1))
+    rng = random.Random(13)
+    for threads in (1, 2):
+        model = native.load_native(native_folders[family], threads=threads)
+        for length in (50, 57, 63, 64, 117, 127):
+            h = History(model.new_cache(), text=[rng.randint(0, 4) for _ in range(length)])
+            model.forward([chain_segment(h.cache, h.text)])
+            for node in range(30):
+                h.parents.append(node - 2 if node > 1 and rng.random() < 0.7 else rng.randint(-1, node - 1))
+                h.nodes.append(rng.randint(0, 4))
+            logits = model.forward([Segment(h.cache, torch.tensor(h.nodes), tuple(h.parents), 30)])[0].logits
+            assert all(logits[node].numpy().tobytes() == plain(h.text_at(node)) for node in range(30))
+
+
 def test_python_threads_may_share_a_model(native_folders: dict[str, Path]) -> None:
     model = native.load_native(native_folders["qwen3"], threads=2)
     plain = Plain(model)
