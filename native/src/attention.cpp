@@ -47,11 +47,7 @@ void Forward::prepare_heads(int index) {
       requests_[row.request].cache->write(index, row.entry, head, key, key + config_.kv_heads * width);
     }
   };
-  if (few(active(), config_.hidden)) {
-    for (int item = 0; item < config_.kv_heads * blocks; ++item) one(item, 0);
-  } else {
-    pool_.run(config_.kv_heads * blocks, one);
-  }
+  spread(pool_, few(active(), config_.hidden), config_.kv_heads * blocks, one);
 }
 
 // By span and head; tiles of one head stand together, since they read the same keys.
@@ -170,11 +166,8 @@ void Forward::attend_divided(int index, const std::vector<Part>& parts) {
     for (int page = tile.first_page() + 1; page < tile.last_page(); ++page) fold_shares(tile, total, share(t, page));
     close_tile(tile, parts[t], total);
   };
-  if (shares.back() / static_cast<std::size_t>(tiles_[0].share_size()) > kFolds) {
-    pool_.run(static_cast<int>(parts.size()), finish);
-  } else {
-    for (int t = 0; t < static_cast<int>(parts.size()); ++t) finish(t, 0);
-  }
+  const bool alone = shares.back() / static_cast<std::size_t>(tiles_[0].share_size()) <= kFolds;
+  spread(pool_, alone, static_cast<int>(parts.size()), finish);
 }
 
 }  // namespace draftproof

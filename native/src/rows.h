@@ -56,14 +56,16 @@ inline float softmax(float* scores, int first, int last, float* top) {
   V16 best = splat(-3e38f);
   for (int i = begin; i < end; i += kLanes) best = max(best, load(scores + i));
   *top = lane_max(best);
-  for (int i = begin; i < end; i += kLanes) store(scores + i, exp(load(scores + i) - splat(*top)));
+  const V16 highest = splat(*top);
+  for (int i = begin; i < end; i += kLanes) store(scores + i, exp(load(scores + i) - highest));
   fill(scores, begin, first, 0.0f), fill(scores, last, end, 0.0f);
   V16 sum = splat(0.0f);
   for (int i = begin; i < end; i += kLanes) sum = sum + load(scores + i);
   return lane_sum(sum);
 }
 
-// Two softmaxes over different keys become one: both are brought down from the higher of their tops.
+// Two softmaxes over different keys become one: both are brought down from the higher of their tops (Milakov and
+// Gimelshein 1805.02867, section 3.1).
 inline void fold(float* total, const float* share, int width) {
   if (share[width + 1] == 0.0f) return;
   if (total[width + 1] == 0.0f) {

@@ -10,20 +10,25 @@ namespace draftproof {
 // So little is done faster by the caller alone than by sending lines of memory to other cores and back.
 inline bool few(int rows, int width) { return rows * width <= 1 << 14; }
 
+// work(item, worker) for all items, by the caller alone or shared out.
+template <class Work>
+void spread(Pool& pool, bool alone, int items, Work&& work) {
+  if (!alone) return pool.run(items, work);
+  for (int item = 0; item < items; ++item) work(item, 0);
+}
+
 template <class Work>
 void spread_rows(Pool& pool, int rows, int width, Work&& work) {
-  if (few(rows, width)) {
-    for (int row = 0; row < rows; ++row) work(row, 0);
-  } else {
-    pool.run(rows, work);
-  }
+  spread(pool, few(rows, width), rows, work);
 }
 
 // Every row's input, row after row, goes to its tile: by slices of the depth, since a line of a tile holds values of
 // all its rows, and threads that took a row each would write the same lines.
 inline void pack_rows(Pool& pool, PackedRows& packed, int rows, const float* inputs) {
   constexpr int most = 6 * kGroup;
-  const int depth = packed.depth(), slice = few(rows, depth) ? depth : most, slices = (depth + slice - 1) / slice;
+  const int depth = packed.depth();
+  const bool alone = few(rows, depth);
+  const int slice = alone ? depth : most, slices = (depth + slice - 1) / slice;
   const auto one = [&](int item, int) {
     const int tile = item / slices, from = item % slices * slice;
     const float* given[16];
@@ -31,11 +36,7 @@ inline void pack_rows(Pool& pool, PackedRows& packed, int rows, const float* inp
       given[row - packed.start(tile)] = inputs + static_cast<std::size_t>(row) * depth;
     packed.pack(tile, from, std::min(depth, from + slice), given);
   };
-  if (slices == 1) {
-    for (int tile = 0; tile < packed.tiles(); ++tile) one(tile, 0);
-  } else {
-    pool.run(packed.tiles() * slices, one);
-  }
+  spread(pool, alone, packed.tiles() * slices, one);
 }
 
 // store(row, first output, count, values) receives two panels at a time: `count` of the outputs of packed row `row`.
