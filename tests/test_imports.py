@@ -38,7 +38,7 @@ LEVELS = (
     ),
     ("session",),
     ("models", "drafters"),
-    ("request", "engine"),
+    ("request", "engine", "cost_memory"),
     ("costs", "backends"),
     ("heads",),
     ("demo_weights", "calibration", "entries"),

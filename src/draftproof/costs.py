@@ -1,39 +1,35 @@
-"""What a step costs on this machine, by draft length: measured once by running the engine, then remembered.
+"""What a step costs on this machine, by draft length: measured by running the engine, then remembered.
 
 Remembered, because lengths chosen from another measurement would give a seed another text under the ratio rules.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
-import torch
-
 from draftproof.contracts import Ask, Drafter, DraftSession, Model
+from draftproof.cost_memory import remembered
 from draftproof.drafters.cost_curves import Costs, Curve
 from draftproof.drafters.length import AUTO_GAMMA, AutoLength
 from draftproof.engine import Engine
-from draftproof.files import cache_folder, read_object
+from draftproof.files import cache_folder
 from draftproof.request import Request
 from draftproof.stats import total
 from draftproof.types import InputError, Proposal, SamplingParams, Timing, chain
 from draftproof.verify import CoupledRule
 
 _CONTEXT = 64
+_FURTHER = 1024
+_LONGEST_READ = 5.0  # seconds that reading the longer text may take
 _FIRST_COUNTS = (1, 8, 4, AUTO_GAMMA + 1)
 _OTHER_COUNTS = (2, 6, 12, 3, 16, 5, 10, 20)
 _DRAFT_DEPTHS = (1, 4)
 _MOST_ROUNDS = 9
 _FIRST_ROUNDS = 2
-_SETTLED = 0.05
 
 
 @dataclass(frozen=True)
@@ -64,106 +60,98 @@ def by_cost(parts: Sequence[Part], target: Model) -> Drafter:
     return AutoLength([part.drafter for part in parts if part.looks], drafts, known, guesses, time.perf_counter)
 
 
-def measure(target: Model, drafts: Sequence[Drafter], seconds: float = 1.5) -> Costs:
-    """Costs of steps of one request behind a short text, each the least of some interleaved rounds.
+def measure(target: Model, drafts: Sequence[Drafter], seconds: float = 2.0) -> Costs:
+    """Costs of steps of one request behind a short text, and behind a longer one where the target reads it soon.
 
-    Other programs only ever add time, so the least is what the machine can do. seconds: for the verification; a
-    large model takes longer, since a few counts are measured twice whatever it costs. The drafts take as long again.
+    seconds: for each of both; a large model takes longer, since a few counts are measured twice whatever it costs.
     """
-    given = _Given()
-    request = _begin(Engine(target, given, CoupledRule()), target)
-    verify = _least(lambda count: given.step(request, count - 1), _FIRST_COUNTS, _OTHER_COUNTS, seconds)
-    return Costs(verify, {part.name: _draft_curve(target, part, seconds / len(drafts)) for part in drafts})
+    began = time.perf_counter()
+    most = target.max_context
+    short = _Bench(target, drafts, _CONTEXT if most is None else min(_CONTEXT, most // 2))
+    reading = (time.perf_counter() - began) / (1 + len(drafts))
+    costs = short.costs(_OTHER_COUNTS, seconds)
+    if (most is not None and most < 2 * _FURTHER) or reading * _FURTHER / _CONTEXT > _LONGEST_READ:
+        return costs
+    return replace(costs, further=_Bench(target, drafts, _FURTHER).costs((), seconds))
 
 
-def _draft_curve(target: Model, part: Drafter, seconds: float) -> Curve:
-    engine = Engine(target, part, CoupledRule())
-    requests = {depth: _begin(engine, target, min(depth, part.gamma)) for depth in _DRAFT_DEPTHS}
-    return _least(lambda depth: _step(requests[depth]).draft, _DRAFT_DEPTHS, (), seconds)
+class _Bench:
+    """Requests behind a text of so many tokens: one whose drafts are given, one for each drafter."""
+
+    def __init__(self, target: Model, drafts: Sequence[Drafter], context: int) -> None:
+        self.context = context
+        self._given = _Fixed(target, _Given(), context)
+        self._drafts = {part.name: _Fixed(target, part, context) for part in drafts}
+
+    def costs(self, others: Sequence[int], seconds: float) -> Costs:
+        """In rounds of all counts, for as long as the seconds last.
+
+        A count's share of a plain step is its median over the rounds, each of which sees the machine in one state; a
+        plain step is the least of all, since other programs only ever add time.
+        """
+        rounds = list(self._rounds(others, seconds))
+        unit = min(one["", 1] for one in rounds)
+
+        def curve(drafter: str) -> Curve:
+            counts = sorted({count for one in rounds for name, count in one if name == drafter})
+            shares = {n: [one[drafter, n] / one["", 1] for one in rounds if (drafter, n) in one] for n in counts}
+            return Curve(tuple((n, unit * median(share)) for n, share in shares.items()))
+
+        return Costs(curve(""), {name: curve(name) for name in self._drafts}, self.context)
+
+    def _rounds(self, others: Sequence[int], seconds: float) -> Iterator[dict[tuple[str, int], float]]:
+        """Seconds by drafter and its draft tokens, and, without a name, by tokens put to the target."""
+        began = time.perf_counter()
+        for number in range(_MOST_ROUNDS):
+            if number >= _FIRST_ROUNDS and time.perf_counter() - began > seconds:
+                return
+            counts = (*_FIRST_COUNTS, *(others if number >= _FIRST_ROUNDS else ()))
+            took = {("", count): self._verifying(count) for count in counts}
+            for name, drafting in self._drafts.items():
+                took |= {(name, depth): drafting.step(depth).draft for depth in _DRAFT_DEPTHS}
+            took["", 1] = min(took["", 1], self._verifying(1))
+            yield took
+
+    def _verifying(self, count: int) -> float:
+        """Seconds of a whole step that puts so many tokens to the target, drafting not counted."""
+        timing = self._given.step(count - 1)
+        return total(timing) - timing.draft
 
 
-def remembered(name: str, folder: Path, make: Callable[[], Costs]) -> Costs:
-    """The costs known under this name and on this machine; measured, and written down, where none are settled yet.
+class _Fixed:
+    """A request whose drafter is asked for so many tokens, whatever is wanted. One that has ended begins again."""
 
-    A further measurement takes the place of a known one where it is lower. They are settled, and never measured
-    again, once one brings nothing: on a busy machine that takes a few runs. A file that cannot be read is made
-    again; where nothing can be written they are measured every time.
-    """
-    file = memory_of(name, folder)
-    known = _read(file)
-    if known is not None and known[1]:
-        return known[0]
-    made = make()
-    costs = made if known is None else _lower(known[0], made)
-    settled = known is not None and _alike(known[0], costs)
-    write_down(file, {"name": name, "machine": machine(), "settled": settled, **asdict(costs)})
-    return costs
+    def __init__(self, target: Model, part: Drafter, context: int) -> None:
+        self.name, self.layers, self.draws, self.branches = part.name, part.layers, part.draws, part.branches
+        self.gamma, self.start, self._part, self._depth = part.gamma, part.start, part, 0
+        self._prompt = [(7 * i + 1) % target.vocab_size for i in range(context)]
+        self._engine = Engine(target, self, CoupledRule())
+        self._request = self._begin()
 
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        """The drafter's own."""
+        return self._part.propose([replace(ask, depth=min(ask.depth, self._depth)) for ask in asks])
 
-def machine() -> list[object]:
-    """What remembered measurements hold for."""
-    return [processor(), torch.get_num_threads(), version("draftproof"), torch.__version__]
+    def step(self, depth: int) -> Timing:
+        """One step with so many draft tokens, behind the text."""
+        if self._request.finish_reason is not None:
+            self._request = self._begin()
+        return self._step(self._request, depth)
 
+    def _begin(self) -> Request:
+        request = self._engine.submit(self._prompt, SamplingParams(max_tokens=2**31, seed=0))
+        while len(request.context) == len(self._prompt) and request.finish_reason is None:
+            self._step(request, 0)
+        self._step(request, _DRAFT_DEPTHS[0])  # a drafter's first call reads the text
+        return request
 
-def memory_of(name: str, folder: Path) -> Path:
-    """The file of what is remembered under this name and on this machine."""
-    return folder / f"{hashlib.sha256(json.dumps([name, *machine()]).encode()).hexdigest()[:24]}.json"
-
-
-def write_down(file: Path, value: Mapping[str, Any]) -> None:
-    """In one step; where nothing can be written nothing is remembered."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps(value))
-        part.replace(file)
-    except OSError:
-        pass
-
-
-def _read(file: Path) -> tuple[Costs, bool] | None:
-    """What a file says, and whether it is settled."""
-    try:
-        found = read_object(file)
-        drafts = {name: _curve(curve["points"]) for name, curve in found["drafts"].items()}
-        return Costs(_curve(found["verify"]["points"]), drafts), bool(found["settled"])
-    except (InputError, AttributeError, KeyError, TypeError, ValueError):
-        return None
-
-
-def _lower(one: Costs, other: Costs) -> Costs:
-    """The lower of both at every count that either knows."""
-    drafts = {name: _lower_curve(curve, one.drafts.get(name)) for name, curve in other.drafts.items()}
-    return Costs(_lower_curve(one.verify, other.verify), drafts)
-
-
-def _lower_curve(one: Curve, other: Curve | None) -> Curve:
-    best = dict(one.points)
-    for count, seconds in () if other is None else other.points:
-        best[count] = min(best.get(count, seconds), seconds)
-    return Curve(tuple(sorted(best.items())))
-
-
-def _alike(known: Costs, lower: Costs) -> bool:
-    pairs = [(known.verify, lower.verify), *((known.drafts.get(name), c) for name, c in lower.drafts.items())]
-    return all(
-        before is not None and all(before.at(count) <= seconds * (1 + _SETTLED) for count, seconds in after.points)
-        for before, after in pairs
-    )
-
-
-def processor() -> str:
-    """The processor's name, as the system gives it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return named or platform.processor() or platform.machine()
+    def _step(self, request: Request, depth: int) -> Timing:
+        self._depth = depth
+        return self._engine.step([request])[0].timing
 
 
 class _Given:
-    """Proposes any `gamma` tokens; what is measured is what it costs to verify them."""
+    """Proposes any tokens; what is measured is what it costs to verify them."""
 
     name = "given"
     layers: tuple[int, ...] = ()
@@ -180,47 +168,3 @@ class _Given:
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         """The last tokens of the text once more."""
         return [chain(ask.context[len(ask.context) - ask.depth :]) for ask in asks]
-
-    def step(self, request: tuple[Engine, Request], depth: int) -> float:
-        """Seconds of a whole step that verifies `depth` draft tokens, drafting not counted."""
-        self.gamma = depth
-        timing = _step(request)
-        return total(timing) - timing.draft
-
-
-def _begin(engine: Engine, target: Model, gamma: int | None = None) -> tuple[Engine, Request]:
-    """A request behind the prompt, with the whole of its length ahead."""
-    prompt = [(7 * i + 1) % target.vocab_size for i in range(_CONTEXT)]
-    request = engine.submit(prompt, SamplingParams(max_tokens=2**31, seed=0, gamma=gamma))
-    engine.step([request])
-    return engine, request
-
-
-def _step(request: tuple[Engine, Request]) -> Timing:
-    engine, running = request
-    (step,) = engine.step([running])
-    return step.timing
-
-
-def _least(seconds_of: Callable[[int], float], first: Sequence[int], others: Sequence[int], budget: float) -> Curve:
-    """The least of every count: the first counts twice, then all of them for as long as the budget lasts."""
-    best: dict[int, float] = {}
-    seconds_of(first[0])
-    began = time.perf_counter()
-    for number, count in _rounds(first, others):
-        if number >= _FIRST_ROUNDS and time.perf_counter() - began > budget:
-            break
-        took = seconds_of(count)
-        best[count] = min(best.get(count, took), took)
-    return Curve(tuple(sorted(best.items())))
-
-
-def _rounds(first: Sequence[int], others: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """(round, count) in the order of measuring."""
-    for number in range(_MOST_ROUNDS):
-        for count in (*first, *(others if number >= _FIRST_ROUNDS else ())):
-            yield number, count
-
-
-def _curve(points: Sequence[Sequence[float]]) -> Curve:
-    return Curve(tuple((int(count), float(seconds)) for count, seconds in points))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toys import COSTS, near, run, shared_target
 
-from draftproof import costs
 from draftproof.contracts import Ask
 from draftproof.drafters.children import Shape
 from draftproof.drafters.cost_curves import Costs, Curve, Tuned
@@ -19,7 +17,6 @@ from draftproof.drafters.length import AutoLength, best_depth
 from draftproof.drafters.model import ModelDrafter
 from draftproof.drafters.null import NullDrafter
 from draftproof.engine import Engine
-from draftproof.models.toy import ToyModel
 from draftproof.types import Proposal, SamplingParams, Step, chain
 from draftproof.verify import BlockRule, CoupledRule
 
@@ -229,33 +226,3 @@ def test_other_requests_do_not_change_a_seeds_text_under_a_ratio_rule() -> None:
 def test_many_requests_share_the_cost_of_a_step() -> None:
     flat_then_steep = Costs(Curve(((1, 1.0), (8, 1.0), (16, 4.0))))
     assert flat_then_steep.step(3, "", 2) == 0.5 and flat_then_steep.step(3, "", 4) == 1.0
-
-
-def test_measured_costs_are_positive_and_know_each_draft() -> None:
-    target = ToyModel(1)
-    made = costs.measure(target, [ModelDrafter(near(target), 16, Shape.of(4))], seconds=0.05)
-    assert made.verify.points[0][0] == 1 and made.verify.at(1) > 0
-    assert made.drafts["model"].at(4) > 0
-
-
-def test_costs_settle_on_the_least_and_are_then_remembered(tmp_path: Path) -> None:
-    made = [Costs(Curve(((1, 2.0), (4, 3.0)))), Costs(Curve(((1, 1.0), (4, 5.0)))), Costs(Curve(((1, 1.0), (4, 4.0))))]
-    calls = iter(made)
-    seen = [costs.remembered("x", tmp_path, lambda: next(calls)).verify.points for _ in range(4)]
-    assert seen == [((1, 2.0), (4, 3.0)), *[((1, 1.0), (4, 3.0))] * 3]
-    assert costs.remembered("y", tmp_path, lambda: made[0]).verify == made[0].verify
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"verify": 3, "drafts": {}, "settled": true}', '{"drafts": 1}'])
-def test_a_damaged_memory_is_made_again(content: str, tmp_path: Path) -> None:
-    made = Costs(Curve(((1, 2.0),)))
-    costs.remembered("x", tmp_path, lambda: made)
-    (file,) = tmp_path.iterdir()
-    file.write_text(content)
-    assert costs.remembered("x", tmp_path, lambda: made).verify == made.verify
-
-
-def test_where_nothing_can_be_written_costs_are_measured(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    assert costs.remembered("x", blocked / "costs", lambda: COSTS) == COSTS

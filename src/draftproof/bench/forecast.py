@@ -19,7 +19,7 @@ from draftproof.bench.estimates import Estimate, estimates
 from draftproof.bench.replay import Depth, Told, Transcript, Writing, record, replay
 from draftproof.catalog import Loaded, Place
 from draftproof.contracts import Drafter, Model
-from draftproof.costs import memory_of, write_down
+from draftproof.cost_memory import memory_of, write_down
 from draftproof.drafters.chained import ChainedDrafter
 from draftproof.drafters.children import DEFAULT_GAMMA
 from draftproof.drafters.cost_curves import Costs

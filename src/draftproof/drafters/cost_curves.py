@@ -41,12 +41,38 @@ class Curve:
         return y0 + (y1 - y0) * (count - x0) / (x1 - x0)
 
 
+def between(one: Curve, other: Curve, share: float) -> Curve:
+    """So much of the way from one to the other: 0.5 is their mean, 2 is as far again."""
+    counts = sorted({count for count, _ in (*one.points, *other.points)})
+    return Curve(tuple((n, max(0.0, one.at(n) + share * (other.at(n) - one.at(n)))) for n in counts))
+
+
 @dataclass(frozen=True)
 class Costs:
-    """verify: seconds of a step that puts so many tokens to the target. drafts: by drafter, of so many draft tokens."""
+    """verify: seconds of a step that puts so many tokens to the target. drafts: by drafter, of so many draft tokens.
+
+    context: tokens of the text behind which that was measured. further: the same behind a longer one.
+    """
 
     verify: Curve
     drafts: dict[str, Curve] = field(default_factory=dict)
+    context: int = 0
+    further: Costs | None = None
+
+    def behind(self, length: int) -> Costs:
+        """Behind a text of that many tokens: linear in them, as attention is."""
+        if self.further is None or length <= self.context:
+            return self
+        return self.toward(self.further, (length - self.context) / (self.further.context - self.context))
+
+    def toward(self, other: Costs, share: float) -> Costs:
+        """Every curve so much of the way to the other's; a drafter that only one knows stays as it is."""
+        drafts = self.drafts | {
+            name: between(self.drafts.get(name, curve), curve, share) for name, curve in other.drafts.items()
+        }
+        known = (self.further, other.further)
+        further = known[0].toward(known[1], share) if known[0] and known[1] else None
+        return Costs(between(self.verify, other.verify, share), drafts, self.context, further)
 
     def draft(self, depth: int, drafter: str) -> float:
         """Seconds of drafting so many tokens; none for a drafter that looks up."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -31,6 +31,7 @@ _GUESS = 0.6
 _DEEPEST_CLASS = 8
 _FIRST_WAIT = 8
 _LONGEST_WAIT = 256
+_STRETCH = 64  # tokens of context over which costs count as the same
 _NONE: Mapping[str, float] = MappingProxyType({})
 
 
@@ -57,6 +58,7 @@ class AutoLength:
         self.parts = parts = (*looks, *drafts)
         self.guesses, self.clock, self.tuned = guesses, clock, Tuned(costs)
         self.looks, self.drafts, self.costs = tuple(looks), tuple(drafts), costs
+        self._behind = lru_cache(maxsize=256)(costs.behind)
         self.name = "+".join(part.name for part in parts)
         self.layers = tuple(sorted({layer for part in parts for layer in part.layers}))
         self.draws, self.branches = any(part.draws for part in parts), any(part.branches for part in parts)
@@ -95,7 +97,9 @@ class AutoLength:
 
     def costs_for(self, ask: Ask) -> Costs | Tuned:
         """Those measured where another length would be another text: the clock must not decide on that."""
-        return self.tuned if self.clock is not None and _free(ask) else self.costs
+        if self.clock is not None and _free(ask):
+            return self.tuned
+        return self._behind(len(ask.context) // _STRETCH * _STRETCH)
 
 
 class _Sized:
