@@ -83,8 +83,11 @@ void matmul(const Matrix& w, Array2<float> x, Output<2> y, bool quantise, const 
   const StandardFloats floats;
   PackedRows packed(table, quantise);
   packed.resize(rows_of(x), w);
-  pack_rows(*pool, packed, rows_of(x), x.data());
-  multiply(*pool, table, w, packed, [&](int row, int first, int count, const float* values) {
+  std::vector<const float*> inputs(x.shape(0));
+  for (std::size_t row = 0; row < inputs.size(); ++row) inputs[row] = x.data() + row * x.shape(1);
+  pack_rows(*pool, packed, inputs.data());
+  const auto together = [&](int) -> const PackedRows& { return packed; };
+  multiply(*pool, table, w, together, [&](int row, int first, int count, const float* values) {
     std::copy_n(values, count, y.data() + static_cast<std::size_t>(row) * w.outputs() + first);
   });
 }

@@ -5,6 +5,7 @@
 
 #include "attention_tile.h"
 #include "model.h"
+#include "packed.h"
 #include "paths.h"
 
 namespace draftproof {
@@ -24,29 +25,14 @@ struct Span {
   int first, last;
 };
 
-// Input rows of a matrix, transposed into tiles, quantised if the model asks for it and the matrix is.
-class PackedRows {
- public:
-  PackedRows(const Kernels& kernels, bool quantise) : kernels_(kernels), quantise_(quantise) {}
+// Inputs of a product as one thread made them, or all threads together.
+struct Inputs {
+  PackedRows packed;
+  std::vector<float> normed, states;  // [active row][width]
+  std::vector<const float*> rows;     // of the active rows
+  int product = 0;                    // for which they are made
 
-  // Makes room for `rows` inputs of `w`.
-  void resize(int rows, const Matrix& w);
-  // Values [from, to), in whole groups, of the tile's rows, whose inputs are given.
-  void pack(int tile, int from, int to, const float* const* inputs);
-  int depth() const { return depth_; }
-  int tiles() const { return tiles_; }
-  int start(int tile) const { return static_cast<int>(static_cast<long>(tile) * rows_ / tiles_); }
-  Tile tile(int t) const;
-
- private:
-  int groups() const { return depth_ / kGroup; }
-
-  const Kernels& kernels_;
-  bool quantise_, integer_ = false, with_sums_ = false;
-  int rows_ = 0, depth_ = 0, tiles_ = 1;
-  std::vector<float> values_, sums_, scales_;
-  std::vector<std::int8_t> quants_;
-  std::vector<std::int32_t> offsets_;
+  Inputs(const Kernels& kernels, bool quantise) : packed(kernels, quantise) {}
 };
 
 // A batch of rows on its way through the layers. Scratch is [row][width], row by row.
@@ -66,7 +52,12 @@ class Forward {
   void mlp(const Layer& layer);
   void logits();
 
-  void select(int layer);
+  void begin(int layer);
+  template <class Chosen>
+  void select(Chosen&& chosen);
+  void narrow();
+  bool wanted(const Row& row) const;
+  bool asked(int depth) const;
   void compute_angles();
   void prepare_head(int index, const Vector& norm, int row, float* head, float scale) const;
   void prepare_heads(int index);
@@ -86,10 +77,17 @@ class Forward {
   void attend_divided(int index, const std::vector<Part>& parts);
   void fold_shares(const AttentionTile& tile, float* total, const float* share) const;
   void close_tile(const AttentionTile& tile, const Part& part, const float* total);
-  void normalise(const Vector& weight, const Matrix& w);
-  void normalise_pair(const Vector& weight, const Matrix& w);
-  void project(const Matrix& w, const Vector& bias, const Vector& norm);
-  void add_to_state(const Vector& norm);
+  // input(active row, where it may be made) -> that row of the matrix's input. store as in `multiply`.
+  // renews: making it makes new states.
+  template <class Input, class Store>
+  void product(const Matrix& w, bool renews, Input&& input, Store&& store);
+  template <class Input>
+  void make(Inputs& own, const Matrix& w, bool alone, Input&& input);
+  const float* latest(int a, Inputs& own);
+  const float* normalise(const Vector& weight, int a, Inputs& own);
+  const float* normalise_pair(const Vector& weight, int a, Inputs& own);
+  void project(const Matrix& w, const Vector& bias, const Vector& norm, const float* inputs);
+  void settle();
 
   int active() const { return static_cast<int>(active_.size()); }
 
@@ -102,8 +100,11 @@ class Forward {
   std::vector<Row> rows_;
   std::vector<int> active_;  // rows that take part in the current layer, ascending
   std::vector<Span> spans_;  // the same rows by request, as indices into active_
-  PackedRows packed_;
-  std::vector<float> state_, normed_, qkv_, mixed_, gated_, delta_;
+  std::vector<Inputs> own_;  // a thread each
+  Inputs together_;
+  int products_ = 0;
+  std::vector<float> state_, qkv_, mixed_, gated_, delta_;
+  const Vector* waiting_ = nullptr;  // norm of what lies in delta_ and is still to be added to the states
   std::vector<float> embedded_;  // of a trained head's tokens
   std::vector<float> angles_;  // [rope][row][cosines, sines]
   // What a worker needs for attention.

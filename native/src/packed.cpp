@@ -1,6 +1,4 @@
-#include <algorithm>
-
-#include "forward.h"
+#include "packed.h"
 
 namespace draftproof {
 
@@ -8,14 +6,14 @@ void PackedRows::resize(int rows, const Matrix& w) {
   rows_ = rows, depth_ = w.depth();
   with_sums_ = w.format() == Format::int4;
   integer_ = quantise_ && w.format() != Format::f32 && w.format() != Format::bf16;
-  tiles_ = (rows + kernels_.max_rows - 1) / kernels_.max_rows;
+  tiles_ = (rows + kernels_->max_rows - 1) / kernels_->max_rows;
   const std::size_t cells = static_cast<std::size_t>(rows) * depth_, groups_in_all = cells / kGroup;
   if (integer_) {
-    quants_.resize(cells), scales_.resize(groups_in_all), offsets_.resize(groups_in_all);
+    grow(quants_, cells), grow(scales_, groups_in_all), grow(offsets_, groups_in_all);
   } else {
-    values_.resize(cells);
+    grow(values_, cells);
   }
-  sums_.resize(groups_in_all);
+  grow(sums_, groups_in_all);
 }
 
 void PackedRows::pack(int tile, int from, int to, const float* const* inputs) {
@@ -24,13 +22,13 @@ void PackedRows::pack(int tile, int from, int to, const float* const* inputs) {
   const std::size_t group = cell / kGroup;
   if (integer_) {
     for (int r = 0; r < rows; ++r)
-      kernels_.quantise(inputs[r] + from, to - from, rows, r, &quants_[cell], &scales_[group], &offsets_[group],
+      kernels_->quantise(inputs[r] + from, to - from, rows, r, &quants_[cell], &scales_[group], &offsets_[group],
                         &sums_[group]);
     return;
   }
-  kernels_.transpose(inputs, rows, from, to, &values_[cell]);
+  kernels_->transpose(inputs, rows, from, to, &values_[cell]);
   for (int r = 0; r < rows && with_sums_; ++r)
-    kernels_.group_sums(inputs[r] + from, to - from, rows, r, &sums_[group]);
+    kernels_->group_sums(inputs[r] + from, to - from, rows, r, &sums_[group]);
 }
 
 Tile PackedRows::tile(int t) const {

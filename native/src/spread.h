@@ -3,7 +3,8 @@
 
 #include <algorithm>
 
-#include "forward.h"
+#include "packed.h"
+#include "pool.h"
 
 namespace draftproof {
 
@@ -22,30 +23,25 @@ void spread_rows(Pool& pool, int rows, int width, Work&& work) {
   spread(pool, few(rows, width), rows, work);
 }
 
-// Every row's input, row after row, goes to its tile: by slices of the depth, since a line of a tile holds values of
-// all its rows, and threads that took a row each would write the same lines.
-inline void pack_rows(Pool& pool, PackedRows& packed, int rows, const float* inputs) {
-  constexpr int most = 6 * kGroup;
-  const int depth = packed.depth();
-  const bool alone = few(rows, depth);
-  const int slice = alone ? depth : most, slices = (depth + slice - 1) / slice;
-  const auto one = [&](int item, int) {
+// Every row's input goes to its tile: by slices of the depth, since a line of a tile holds values of all its rows, and
+// threads that took a row each would write the same lines.
+inline void pack_rows(Pool& pool, PackedRows& packed, const float* const* inputs) {
+  constexpr int slice = 6 * kGroup;
+  const int depth = packed.depth(), slices = (depth + slice - 1) / slice;
+  pool.run(packed.tiles() * slices, [&](int item, int) {
     const int tile = item / slices, from = item % slices * slice;
-    const float* given[16];
-    for (int row = packed.start(tile); row < packed.start(tile + 1); ++row)
-      given[row - packed.start(tile)] = inputs + static_cast<std::size_t>(row) * depth;
-    packed.pack(tile, from, std::min(depth, from + slice), given);
-  };
-  spread(pool, alone, packed.tiles() * slices, one);
+    packed.pack(tile, from, std::min(depth, from + slice), inputs + packed.start(tile));
+  });
 }
 
-// store(row, first output, count, values) receives two panels at a time: `count` of the outputs of packed row `row`.
-template <class Store>
-void multiply(Pool& pool, const Kernels& kernels, const Matrix& w, const PackedRows& x, Store&& store) {
+// inputs(worker) -> the packed rows that this thread reads, alike for all. store(row, first output, count, values)
+// receives two panels at a time: `count` of the outputs of packed row `row`.
+template <class Rows, class Store>
+void multiply(Pool& pool, const Kernels& kernels, const Matrix& w, Rows&& inputs, Store&& store) {
   const Panels panels = w.panels();
   const int pairs = (w.panel_count() + 1) / 2;
   const int together = std::max(1, pairs / (32 * pool.threads()));  // pairs an item
-  const auto one_pair = [&](int pair) {
+  const auto one_pair = [&](int pair, const PackedRows& x) {
     alignas(64) float out[16 * 2 * kPanel];
     const int panel = 2 * pair, count = std::min(2, w.panel_count() - panel), width = count * kPanel;
     const int outputs = std::min(width, w.outputs() - panel * kPanel);
@@ -55,8 +51,9 @@ void multiply(Pool& pool, const Kernels& kernels, const Matrix& w, const PackedR
       for (int r = 0; r < tile.rows; ++r) store(x.start(t) + r, panel * kPanel, outputs, out + r * width);
     }
   };
-  pool.run((pairs + together - 1) / together, [&](int item, int) {
-    for (int pair = item * together; pair < std::min(pairs, (item + 1) * together); ++pair) one_pair(pair);
+  pool.run((pairs + together - 1) / together, [&](int item, int worker) {
+    const PackedRows& x = inputs(worker);
+    for (int pair = item * together; pair < std::min(pairs, (item + 1) * together); ++pair) one_pair(pair, x);
   });
 }
 

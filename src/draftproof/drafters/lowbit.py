@@ -7,7 +7,8 @@ and the cache left exact).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +16,16 @@ from torch import Tensor
 
 from draftproof.contracts import Ask, DraftSession, Model, Twin
 from draftproof.drafters.children import Shape, grow_all
+from draftproof.drafters.text_rows import TextRows, text_rows
 from draftproof.session import Session, catch_up
-from draftproof.types import InputError, Proposal, Segment
+from draftproof.types import InputError, Output, Proposal, Segment
 
 
 class LowBitDrafter:
-    """`twin` approximates the target and shares its caches; tokens that its head does not know are never proposed."""
+    """`twin` approximates the target and shares its caches.
+
+    Tokens that neither its head knows nor the text has used are never proposed.
+    """
 
     layers: tuple[int, ...] = ()
 
@@ -30,6 +35,7 @@ class LowBitDrafter:
         self.name, self.gamma, self.draws, self.branches = "lowbit", shape.gamma, shape.draws, shape.branches
         self.twin = twin
         self._target, self._shape = target, shape
+        self._beyond = text_rows(target, twin.ids)
 
     def memory(self) -> dict[str, int]:
         """Bytes: `weights` of the copy; what it shares with the target and its cache entries cost nothing."""
@@ -37,34 +43,45 @@ class LowBitDrafter:
 
     def start(self, target: Any) -> DraftSession:
         """Shares the request's session in the target."""
-        return _SharedSession(target)
+        if self._beyond is None:
+            return _SharedSession(target, None)
+        return _SharedSession(target, TextRows(*self._beyond, self._target.device))
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         """One call of the twin a level, for all requests together."""
-        sessions = [ask.session.shared for ask in asks if isinstance(ask.session, _SharedSession)]
-        contexts = [ask.context for ask in asks]
+        own = [ask.session for ask in asks if isinstance(ask.session, _SharedSession)]
+        sessions, contexts = [one.shared for one in own], [ask.context for ask in asks]
         catch_up(self._target, sessions, contexts)
         segments = [session.plan_borrowed(context) for session, context in zip(sessions, contexts, strict=True)]
-        return grow_all(asks, self._shape, sessions, segments, self._call)
+        rows = {id(one.shared.cache): one.rows for one in own if one.rows is not None}
+        for one, context in zip(own, contexts, strict=True):
+            if one.rows is not None:
+                one.rows.read(context)
+        return grow_all(asks, self._shape, sessions, segments, partial(self._call, rows))
 
-    def _call(self, segments: Sequence[Segment]) -> list[Tensor]:
-        outputs = self.twin.model.forward(segments, exit_layer=self._target.num_layers)
-        return [self._to_target(output.logits) for output in outputs]
+    def _call(self, rows: Mapping[int, TextRows], segments: Sequence[Segment]) -> list[Tensor]:
+        last = self._target.num_layers
+        outputs = self.twin.model.forward(segments, (last,) if rows else (), exit_layer=last)
+        return [
+            self._to_target(output, rows.get(id(segment.cache)))
+            for segment, output in zip(segments, outputs, strict=True)
+        ]
 
-    def _to_target(self, logits: Tensor) -> Tensor:
-        """[R, K] -> [R, V] over the target's vocabulary; -inf where the twin has no token."""
-        ids = self.twin.ids
+    def _to_target(self, output: Output, rows: TextRows | None) -> Tensor:
+        """[R, V] over the target's vocabulary; -inf where neither the twin nor the text has the token."""
+        logits, ids = output.logits, self.twin.ids
         if ids is None:
             return logits
-        whole = torch.full(
-            (len(logits), self._target.vocab_size), float("-inf"), dtype=logits.dtype, device=logits.device
-        )
-        return whole.index_copy_(1, ids, logits)
+        shape = len(logits), self._target.vocab_size
+        whole = torch.full(shape, float("-inf"), dtype=logits.dtype, device=logits.device).index_copy_(1, ids, logits)
+        if rows is None or output.hidden is None or not len(rows.ids):
+            return whole
+        return whole.index_copy_(1, rows.ids, rows.logits(output.hidden[-len(logits) :, 0]).to(logits.dtype))
 
 
 class _SharedSession:
-    def __init__(self, target: Session) -> None:
-        self.shared = target
+    def __init__(self, target: Session, rows: TextRows | None) -> None:
+        self.shared, self.rows = target, rows
 
     def observe(self, context: Sequence[int], drafted: Sequence[int], hidden: Tensor | None) -> None:
         """Nothing of its own to keep."""

@@ -19,7 +19,7 @@ class LowBit:
 
     bits      4 (scale and minimum a group of inputs) or 8 (one scale an output)
     group     inputs that share a scale and a minimum
-    vocab     tokens its head knows, 0: all of them
+    vocab     tokens its head knows of itself, 0: all of them
     rounding  "compensated": the rounding error of each input is made good by those that follow, weighed by calibration
               texts; "nearest": every weight by itself, no calibration
     """

@@ -1,0 +1,111 @@
+"""A reduced head is given the rows of the text's own words: they are the target's, and drafts use them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models.hf_models import build, tokens
+from models.native_models import FAMILIES
+from torch import Tensor
+
+from draftproof.drafters.children import Shape
+from draftproof.drafters.lowbit import LowBitDrafter
+from draftproof.drafters.text_rows import TextRows, text_rows
+from draftproof.engine import Engine
+from draftproof.models import native
+from draftproof.models.hf import HfModel
+from draftproof.models.lowbit.settings import Calibration, LowBit
+from draftproof.session import Session, score
+from draftproof.types import Output, SamplingParams, Segment, chain
+from draftproof.verify import TokenRule
+
+KNOWN = torch.arange(0, 90, 10)
+needs_native = pytest.mark.skipif(not native.available(), reason="the compiled kernels are not built")
+
+
+def rows_are_the_targets(model: Any) -> None:
+    found = text_rows(model, KNOWN)
+    assert found is not None
+    rows, context = TextRows(*found, model.device), tokens(30, 3)
+    rows.read(context[:12])
+    rows.read(context)
+    assert set(rows.ids.tolist()) == set(context) - set(KNOWN.tolist())
+    (output,) = score(model, [Session(model)], [context], [chain([])], (model.num_layers,))
+    assert output.hidden is not None
+    made = rows.logits(output.hidden[-1:, 0])
+    assert torch.allclose(made, output.logits[-1:, rows.ids].float(), rtol=1e-3, atol=1e-3)
+
+
+@needs_native
+@pytest.mark.parametrize("family", [name for name in FAMILIES if "int" not in name])
+def test_native_rows_are_the_targets(family: str, native_folders: dict[str, Path]) -> None:
+    rows_are_the_targets(native.load_native(native_folders[family], threads=1))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "qwen2"])
+def test_hf_rows_are_the_targets(family: str) -> None:
+    rows_are_the_targets(HfModel.wrap(build(family), family))
+
+
+class Doubled:
+    """A model whose logits are not the products of its head."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def forward(self, segments: Sequence[Segment], layers: Sequence[int] = ()) -> list[Output]:
+        return [Output(2 * one.logits, one.hidden) for one in self._model.forward(segments, layers)]
+
+
+def test_a_model_with_a_scale_behind_its_head_is_left_alone() -> None:
+    model = HfModel.wrap(build("llama"), "llama")
+    assert text_rows(Doubled(model), KNOWN) is None and text_rows(model, None) is None
+
+
+@needs_native
+@pytest.mark.parametrize("widths", ["", "2x2x1"])
+def test_words_of_the_text_are_drafted_and_no_others(widths: str, native_folders: dict[str, Path]) -> None:
+    model = native.load_native(native_folders["llama"], threads=1)
+    twin = model.lowbit(LowBit(group=32, vocab=8, rounding="nearest"), Calibration(list, (3,)))
+    assert twin.ids is not None
+    engine = Engine(model, LowBitDrafter(model, twin, Shape.of(4, widths, "mixed")), TokenRule())
+    requests = [
+        engine.submit(tokens(20, seed), SamplingParams(temperature=1, max_tokens=40, seed=1)) for seed in (1, 2)
+    ]
+    beyond = 0
+    while any(request.finish_reason is None for request in requests):
+        contexts = [set(request.context) for request in requests]
+        for step, context in zip(engine.step(requests), contexts, strict=True):
+            drafted = set(step.draft_tokens)
+            assert drafted <= context | set(twin.ids.tolist())
+            beyond += len(drafted - set(twin.ids.tolist()))
+    assert beyond > 10
+
+
+class Plain:
+    """Rows that tell their tokens."""
+
+    width = 1
+
+    def head_rows(self, ids: Tensor) -> Tensor:
+        return ids[:, None].float()
+
+    def final_norm(self, states: Tensor) -> Tensor:
+        return states
+
+
+def test_of_many_words_the_latest_are_kept() -> None:
+    rows = TextRows(Plain(), [False] * 5000, torch.device("cpu"))  # type: ignore[arg-type]
+    context = list(range(3000))
+    rows.read(context)
+    context += [5, 2999]
+    rows.read(context)
+    assert rows.ids.tolist() == [*range(1977, 3000), 5]
+    assert rows.logits(torch.ones(1, 1)).tolist() == [[float(i) for i in rows.ids]]
