@@ -102,7 +102,7 @@ Request make_request(const nb::tuple& item, const Config& config, std::size_t la
   request.resume = nb::cast<int>(item[4]);
   const auto logits = nb::cast<Output<2>>(item[5]);
   require_shape(static_cast<int>(logits.shape(0)) == request.rows &&
-                static_cast<int>(logits.shape(1)) == config.head->outputs());
+                static_cast<int>(logits.shape(1)) == logits_width(config));
   request.logits = logits.data();
   if (!item[6].is_none()) {
     const auto hidden = nb::cast<Output<3>>(item[6]);
@@ -116,6 +116,14 @@ Request make_request(const nb::tuple& item, const Config& config, std::size_t la
     const int width = request.own_states ? config.hidden : config.fuse->depth();
     require_shape(states.shape(0) == request.tokens.size() && columns_of(states) == width);
     request.states = states.data();
+  } else if (item.size() > 7) {
+    const auto tokens_of_text = nb::cast<Array1<std::int64_t>>(item[7]);
+    const auto rows = nb::cast<Array2<float>>(item[8]);
+    request.text_tokens.assign(tokens_of_text.data(), tokens_of_text.data() + tokens_of_text.shape(0));
+    require_shape(rows.shape(0) == request.text_tokens.size() && columns_of(rows) == config.hidden &&
+                  (request.text_tokens.empty() || !config.head_tokens.empty()));
+    for (const int token : request.text_tokens) require_shape(token >= 0 && token < config.vocab);
+    request.text_rows = rows.data();
   }
   return request;
 }
@@ -161,6 +169,7 @@ void bind_config(nb::module_& m) {
       .def_prop_rw(
           "fuse", [](const Config& c) { return std::const_pointer_cast<Matrix>(c.fuse); },
           [](Config& c, std::shared_ptr<Matrix> w) { c.fuse = std::move(w); })
+      .def_rw("head_tokens", &Config::head_tokens)
       .def_rw("fuse_norm", &Config::fuse_norm)
       .def_rw("embedding_norm", &Config::embedding_norm)
       .def_rw("normed_residual", &Config::normed_residual)

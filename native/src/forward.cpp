@@ -267,12 +267,9 @@ void Forward::logits() {
   if (active_.empty()) return;
   const auto input = [&](int a, Inputs& own) { return normalise(config_.final_norm, a, own); };
   product(*config_.head, false, input, [&](int a, int first, int count, const float* values) {
-    const Row& row = rows_[active_[a]];
-    const Request& request = requests_[row.request];
-    const std::size_t line =
-        static_cast<std::size_t>(row.token - (static_cast<int>(request.tokens.size()) - request.rows));
-    std::copy_n(values, count, request.logits + line * config_.head->outputs() + first);
+    write_logits(logits_of(a), first, count, values);
   });
+  for (int a = 0; a < active(); ++a) add_text_rows(a);
 }
 
 }  // namespace draftproof

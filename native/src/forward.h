@@ -51,6 +51,9 @@ class Forward {
   void attention(int index);
   void mlp(const Layer& layer);
   void logits();
+  float* logits_of(int a) const;
+  void write_logits(float* out, int first, int count, const float* values) const;
+  void add_text_rows(int a);
 
   void begin(int layer);
   template <class Chosen>

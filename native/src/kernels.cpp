@@ -21,6 +21,7 @@ extern const Kernels table{
     quantise,
     group_sums,
     rms_norm,
+    dots,
     gate,
     rotate,
     softmax,

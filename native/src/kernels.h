@@ -67,6 +67,8 @@ struct Kernels {
   void (*group_sums)(const float* x, int depth, int rows, int r, float* sums);
   // out = x / sqrt(mean(x^2) + eps) * weight; n is a multiple of 16.
   void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* out);
+  // out[r] = sum of x * rows[r]; n is a multiple of 16.
+  void (*dots)(const float* x, const float* rows, int count, int n, float* out);
   // out = activation(gate) * up; n is a multiple of 16.
   void (*gate)(Activation activation, const float* gate, const float* up, int n, float* out);
   // Rotary positions of a head in place, times `scale`.

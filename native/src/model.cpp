@@ -1,6 +1,7 @@
 #include "model.h"
 
 #include <algorithm>
+#include <functional>
 #include <set>
 #include <stdexcept>
 
@@ -123,6 +124,11 @@ void Model::check() const {
   require_matrix(c.embedding, c.vocab, c.hidden, "embedding");
   require(c.head && c.head->depth() == c.hidden && c.head->outputs() <= c.vocab,
           "head must have the depth of the states and at most as many outputs as there are tokens");
+  const std::vector<int>& known = c.head_tokens;
+  require(known.empty() || (static_cast<int>(known.size()) == c.head->outputs() && known.front() >= 0 &&
+                            known.back() < c.vocab &&
+                            std::adjacent_find(known.begin(), known.end(), std::greater_equal<>()) == known.end()),
+          "head_tokens must be ascending tokens, one for each output of the head");
   require_vector(c.final_norm, c.hidden, false, "final_norm");
   if (c.fuse) {
     require_matrix(c.fuse, c.hidden, c.fuse->depth(), "fuse");

@@ -43,7 +43,8 @@ struct Config {
   Activation activation = Activation::silu;
   bool quantised_activations = false;
   std::vector<Rope> ropes;
-  Weights embedding, head;  // a head of fewer outputs gives logits of those alone
+  Weights embedding, head;
+  std::vector<int> head_tokens;  // of the head's outputs, ascending, where they are not the whole vocabulary
   Vector final_norm;
   // A trained head (EAGLE-3) begins from states instead of embeddings: those of its target, combined by `fuse`, or its
   // own. Its attention reads the normed embedding and the normed state side by side.
@@ -59,16 +60,23 @@ struct Request {
   std::vector<int> parents;  // of the last entries; see Segment in types.py
   int rows;
   int resume;
-  float* logits;  // [rows][outputs of the head]
+  float* logits;  // [rows][vocabulary]; -inf where neither the head nor the text has a row
   float* hidden;  // [tokens][layers asked for][hidden], or null
   const float* states = nullptr;  // of a trained head: [tokens][depth of fuse], or [tokens][hidden] of its own
   bool own_states = false;
+  std::vector<int> text_tokens;  // that the head lacks and the text has
+  const float* text_rows = nullptr;  // [text_tokens][hidden], of the full head
 };
 
 struct Ask {
   std::vector<int> layers;  // states wanted after so many layers; 0 is the embedding
   int exit_layer = -1;      // -1 runs all
 };
+
+// Tokens that a row of logits stands for: a trained head's are those of its outputs alone.
+inline int logits_width(const Config& config) {
+  return config.head_tokens.empty() ? config.head->outputs() : config.vocab;
+}
 
 class Model {
  public:

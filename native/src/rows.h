@@ -14,6 +14,14 @@ inline void rms_norm(const float* x, const float* weight, float eps, int n, floa
   for (int i = 0; i < n; i += kLanes) store(out + i, load(x + i) * scale * load(weight + i));
 }
 
+inline void dots(const float* x, const float* rows, int count, int n, float* out) {
+  for (int r = 0; r < count; ++r, rows += n) {
+    V16 sum = splat(0.0f);
+    for (int i = 0; i < n; i += kLanes) sum = fma(load(x + i), load(rows + i), sum);
+    out[r] = lane_sum(sum);
+  }
+}
+
 inline V16 sigmoid(V16 x) { return splat(1.0f) / (splat(1.0f) + exp(splat(0.0f) - x)); }
 
 // GELU in its tanh form is x * sigmoid(2u) with u = sqrt(2/pi) (x + 0.044715 x^3).

@@ -64,6 +64,7 @@ class Config:
     embedding: Matrix
     head: Matrix
     final_norm: list[float]
+    head_tokens: list[int]
     fuse: Matrix
     fuse_norm: list[float]
     embedding_norm: list[float]

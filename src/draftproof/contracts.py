@@ -131,13 +131,16 @@ class Twin:
     """A model that approximates another and shares its caches, for drafts.
 
     Its calls name its last layer as their exit, so that what they write stays behind the other's entries.
-    ids    [K] int64, ascending: the tokens its logits stand for; None: all
+    ids    [K] int64, ascending: the tokens its head knows; None: all
     bytes  of its weights, those it shares with the other left out
+    whole  (segments, for each (ids [E], rows [E, H] float32 of the other's head) or None) -> logits [R, V] of one call,
+           -inf for tokens that neither has; None: the logits of `model` stand for `ids` alone
     """
 
     model: Model
     ids: Tensor | None
     bytes: int
+    whole: Callable[[Sequence[Segment], Sequence[tuple[Tensor, Tensor] | None]], list[Tensor]] | None = None
 
 
 @dataclass(frozen=True)

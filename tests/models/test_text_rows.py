@@ -27,6 +27,14 @@ KNOWN = torch.arange(0, 90, 10)
 needs_native = pytest.mark.skipif(not native.available(), reason="the compiled kernels are not built")
 
 
+def isas() -> list[str]:
+    if not native.available():
+        return []
+    from draftproof import _kernels
+
+    return _kernels.isas()
+
+
 def rows_are_the_targets(model: Any) -> None:
     found = text_rows(model, KNOWN)
     assert found is not None
@@ -109,3 +117,31 @@ def test_of_many_words_the_latest_are_kept() -> None:
     rows.read(context)
     assert rows.ids.tolist() == [*range(1977, 3000), 5]
     assert rows.logits(torch.ones(1, 1)).tolist() == [[float(i) for i in rows.ids]]
+
+
+@needs_native
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("vocab", [1, 8, 100, 0])
+def test_a_copys_logits_stand_for_the_whole_vocabulary(vocab: int, isa: str, native_folders: dict[str, Path]) -> None:
+    """The head's where it has the token, the text's rows beside them, nothing elsewhere; for chains and in company."""
+    model = native.load_native(native_folders["llama"], threads=2, isa=isa)
+    everything, some = (
+        model.lowbit(LowBit(group=32, vocab=size, rounding="nearest"), Calibration(list, (3,))) for size in (0, vocab)
+    )
+    assert everything.whole is not None and some.whole is not None
+    sessions, contexts = [Session(model), Session(model)], [tokens(30, 3), tokens(9, 4)]
+    for session, context in zip(sessions, contexts, strict=True):
+        score(model, [session], [context[:-1]], [chain([])])
+    ids = torch.tensor([5, 50]) if vocab == 0 else torch.tensor([t for t in (2, 41, 202) if t not in some.ids])  # type: ignore[operator]
+    text = None if vocab == 0 else (ids, model.shared().head_rows(ids))
+    both = [session.plan_borrowed(context) for session, context in zip(sessions, contexts, strict=True)]
+    full = everything.whole(both, [None, None])
+    both = [session.plan_borrowed(context) for session, context in zip(sessions, contexts, strict=True)]
+    made = some.whole(both, [text, None])
+    known = torch.arange(model.vocab_size) if some.ids is None else some.ids
+    for row, whole, extra in zip(made, full, (ids if text else ids[:0], ids[:0]), strict=True):
+        assert torch.equal(row[:, known], whole[:, known])
+        assert torch.allclose(row[:, extra], whole[:, extra], rtol=0.05, atol=0.2)
+        empty = torch.ones(model.vocab_size, dtype=torch.bool)
+        empty[known] = empty[extra] = False
+        assert row[:, empty].eq(float("-inf")).all() and row[:, ~empty].isfinite().all()

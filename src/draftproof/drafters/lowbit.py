@@ -60,12 +60,11 @@ class LowBitDrafter:
         return grow_all(asks, self._shape, sessions, segments, partial(self._call, rows))
 
     def _call(self, rows: Mapping[int, TextRows], segments: Sequence[Segment]) -> list[Tensor]:
-        last = self._target.num_layers
+        last, texts = self._target.num_layers, [rows.get(id(segment.cache)) for segment in segments]
+        if self.twin.whole is not None:
+            return self.twin.whole(segments, [None if text is None else (text.ids, text.rows) for text in texts])
         outputs = self.twin.model.forward(segments, (last,) if rows else (), exit_layer=last)
-        return [
-            self._to_target(output, rows.get(id(segment.cache)))
-            for segment, output in zip(segments, outputs, strict=True)
-        ]
+        return [self._to_target(output, text) for output, text in zip(outputs, texts, strict=True)]
 
     def _to_target(self, output: Output, rows: TextRows | None) -> Tensor:
         """[R, V] over the target's vocabulary; -inf where neither the twin nor the text has the token."""

@@ -28,7 +28,7 @@ class TextRows:
         self._shared, self._known, self._device = shared, known, device
         self._read, self._tokens = 0, dict[int, None]()
         self.ids = torch.empty(0, dtype=torch.int64, device=device)
-        self._rows = torch.empty(0, shared.width, device=device)
+        self.rows = torch.empty(0, shared.width, device=device)
 
     def read(self, context: Sequence[int]) -> None:
         """The context has grown to this."""
@@ -38,12 +38,12 @@ class TextRows:
             return
         ids = upload(new, self._device)
         self.ids = torch.cat([self.ids, ids])[-_MOST:]
-        self._rows = torch.cat([self._rows, self._shared.head_rows(ids).to(self._device)])[-_MOST:]
+        self.rows = torch.cat([self.rows, self._shared.head_rows(ids).to(self._device)])[-_MOST:]
         self._tokens = dict.fromkeys(list(self._tokens | dict.fromkeys(new))[-_MOST:])
 
     def logits(self, states: Tensor) -> Tensor:
         """[R, len(ids)] behind the last layer's states [R, H]."""
-        return self._shared.final_norm(states) @ self._rows.T
+        return self._shared.final_norm(states) @ self.rows.T
 
 
 def text_rows(target: Model, ids: Tensor | None) -> tuple[Shared, list[bool]] | None:

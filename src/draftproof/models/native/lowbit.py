@@ -29,11 +29,13 @@ def make_twin(target: NativeModel, compiled: _kernels.Model, settings: LowBit, c
         store = load_or_make(print_, settings, calibration, lambda texts: _rounded(source, settings, texts))
         ids = vocabulary(spec.vocab, settings, calibration.always, store.frequent)
         config, layers = _TwinBuilder(spec, checkpoint, source, store, ids).build()
+        config.head_tokens = [] if ids is None else ids.tolist()
         twin = _kernels.Model(config, layers, target.isa, target.threads, compiled)
     name = f"{target.name} at {settings.bits} bits"
     made = Source(source.folder, config, f"int{settings.bits}", source.threads)
     shared = config.embedding.bytes if config.embedding is not config.head else 0
-    return Twin(NativeModel(name, spec, twin, made), ids, twin.weight_bytes - shared)
+    model = NativeModel(name, spec, twin, made)
+    return Twin(model, ids, twin.weight_bytes - shared, model.whole)
 
 
 def _rounded(source: Source, settings: LowBit, calibration: Calibration) -> Iterator[tuple[str, Rounded]]:

@@ -52,7 +52,7 @@ class NativeModel:
         self.isa: str = compiled.isa
         self.spec, self.source = spec, source
         self._compiled = compiled
-        self._row = source.config.head.outputs
+        self._row = spec.vocab if source.config.head_tokens else source.config.head.outputs
 
     def memory(self) -> dict[str, int]:
         """Bytes: `weights`, `kv_per_token` of the layers that keep every token, `kv_window` of a request's others.
@@ -80,12 +80,22 @@ class NativeModel:
         changed then.
         """
         outputs = [self._output(segment, len(layers)) for segment in segments]
-        calls = [self._call(segment, output) for segment, output in zip(segments, outputs, strict=True)]
+        self._run([self._call(*pair) for pair in zip(segments, outputs, strict=True)], layers, exit_layer)
+        return outputs
+
+    def whole(self, segments: Sequence[Segment], texts: Sequence[tuple[Tensor, Tensor] | None]) -> list[Tensor]:
+        """As `contracts.Twin` says, of a copy."""
+        outputs = [self._output(segment, 0) for segment in segments]
+        calls = [self._call(*pair) for pair in zip(segments, outputs, strict=True)]
+        beside = [() if text is None else tuple(part.numpy() for part in text) for text in texts]
+        self._run([call + more for call, more in zip(calls, beside, strict=True)], (), self.num_layers)
+        return [output.logits for output in outputs]
+
+    def _run(self, calls: list[tuple[Any, ...]], layers: Sequence[int], exit_layer: int | None) -> None:
         try:
             self._compiled.forward(calls, list(layers), -1 if exit_layer is None else exit_layer)
         except OverflowError as error:
             raise InputError(f"{self.name}: {error}; shorten the prompt or ask for fewer new tokens.") from error
-        return outputs
 
     def reusable(self, cache: Any, length: int) -> int:
         """The longest length <= `length` to which `rollback` can go: `length`, or 0 where a window has passed it."""
