@@ -13,6 +13,7 @@ from draftproof.drafters.children import Shape
 from draftproof.drafters.cost_curves import Costs, Curve
 from draftproof.drafters.model import ModelDrafter
 from draftproof.models.toy import ToyModel
+from draftproof.types import InputError, Output
 
 SHORT = Costs(Curve(((1, 2.0), (4, 3.0))), {"model": Curve(((1, 0.5), (4, 2.0)))}, 64)
 LONG = Costs(Curve(((1, 3.0), (4, 6.0))), {"model": Curve(((1, 1.0), (4, 4.0)))}, 1024)
@@ -34,6 +35,24 @@ def test_a_model_of_short_contexts_is_measured_behind_a_short_text_alone(limit: 
     target.max_context = limit
     made = costs.measure(target, [ModelDrafter(near(target), 16, Shape.of(4))], seconds=0.05)
     assert made.further is None and made.verify.at(1) > 0
+
+
+def test_a_model_without_room_for_a_draft_says_so() -> None:
+    target = ToyModel(1)
+    target.max_context = 3
+    with pytest.raises(InputError, match="give a gamma"):
+        costs.measure(target, [], seconds=0.05)
+
+
+def test_a_model_without_numbers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = ToyModel.forward
+    monkeypatch.setattr(
+        ToyModel,
+        "forward",
+        lambda *arguments: [Output(one.logits * float("nan"), one.hidden) for one in forward(*arguments)],
+    )
+    with pytest.raises(InputError, match="NaN"):
+        costs.measure(ToyModel(1), [], seconds=0.05)
 
 
 def test_costs_follow_the_length_of_the_text() -> None:

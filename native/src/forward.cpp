@@ -148,9 +148,9 @@ void Forward::select(Chosen&& chosen) {
   }
 }
 
-bool Forward::wanted(const Row& row) const {
+int Forward::line(const Row& row) const {
   const Request& request = requests_[row.request];
-  return row.token >= static_cast<int>(request.tokens.size()) - request.rows;
+  return row.token - (static_cast<int>(request.tokens.size()) - request.rows);
 }
 
 bool Forward::asked(int depth) const {
@@ -160,7 +160,7 @@ bool Forward::asked(int depth) const {
 // The last layer goes on with the rows whose logits are wanted: of a prompt that is one, once all keys are stored.
 void Forward::narrow() {
   const std::vector<int> before = active_;
-  select([this](const Row& row) { return wanted(row); });
+  select([this](const Row& row) { return line(row) >= 0; });
   const std::size_t width = static_cast<std::size_t>(config_.heads + 2 * config_.kv_heads) * config_.head_dim;
   for (std::size_t to = 0, from = 0; to < active_.size(); ++to, ++from) {
     while (before[from] != active_[to]) ++from;
@@ -231,7 +231,7 @@ void Forward::attention(int index) {
   const auto input = [&](int a, Inputs& own) {
     return config_.fuse ? normalise_pair(layer.attention_norm, a, own) : normalise(layer.attention_norm, a, own);
   };
-  product(*layer.qkv, config_.normed_residual, input, [&](int a, int first, int count, const float* values) {
+  product(*layer.qkv, config_.fuse && config_.normed_residual, input, [&](int a, int first, int count, const float* values) {
     float* out = &qkv_[static_cast<std::size_t>(a) * width + first];
     for (int i = 0; i < count; ++i) out[i] = layer.qkv_bias.empty() ? values[i] : values[i] + layer.qkv_bias[first + i];
   });
@@ -263,7 +263,7 @@ void Forward::project(const Matrix& w, const Vector& bias, const Vector& norm, c
 }
 
 void Forward::logits() {
-  select([this](const Row& row) { return wanted(row); });
+  select([this](const Row& row) { return line(row) >= 0; });
   if (active_.empty()) return;
   const auto input = [&](int a, Inputs& own) { return normalise(config_.final_norm, a, own); };
   product(*config_.head, false, input, [&](int a, int first, int count, const float* values) {

@@ -25,8 +25,8 @@ struct Span {
   int first, last;
 };
 
-// Inputs of a product as one thread made them, or all threads together.
-struct Inputs {
+// Inputs of a product as one thread made them, or all threads together. Threads share no line.
+struct alignas(64) Inputs {
   PackedRows packed;
   std::vector<float> normed, states;  // [active row][width]
   std::vector<const float*> rows;     // of the active rows
@@ -59,7 +59,7 @@ class Forward {
   template <class Chosen>
   void select(Chosen&& chosen);
   void narrow();
-  bool wanted(const Row& row) const;
+  int line(const Row& row) const;  // of the request's logits; negative where none are wanted
   bool asked(int depth) const;
   void compute_angles();
   void prepare_head(int index, const Vector& norm, int row, float* head, float scale) const;

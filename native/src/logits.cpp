@@ -8,9 +8,7 @@ namespace draftproof {
 
 float* Forward::logits_of(int a) const {
   const Row& row = rows_[active_[a]];
-  const Request& request = requests_[row.request];
-  const int line = row.token - (static_cast<int>(request.tokens.size()) - request.rows);
-  return request.logits + static_cast<std::size_t>(line) * logits_width(config_);
+  return requests_[row.request].logits + static_cast<std::size_t>(line(row)) * logits_width(config_);
 }
 
 // What lies between the tokens of a reduced head is empty.

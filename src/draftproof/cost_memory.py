@@ -7,7 +7,6 @@ import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from functools import reduce
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -71,7 +70,10 @@ def processor() -> str:
 
 
 def _mean(runs: Sequence[Costs]) -> Costs:
-    return reduce(lambda mean, one: mean.toward(runs[one], 1 / (one + 1)), range(1, len(runs)), runs[0])
+    mean = runs[0]
+    for number, one in enumerate(runs[1:], 2):
+        mean = mean.toward(one, 1 / number)
+    return mean
 
 
 def _read(file: Path) -> list[Costs]:

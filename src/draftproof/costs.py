@@ -143,11 +143,16 @@ class _Fixed:
         while len(request.context) == len(self._prompt) and request.finish_reason is None:
             self._step(request, 0)
         self._step(request, _DRAFT_DEPTHS[0])  # a drafter's first call reads the text
+        if request.finish_reason is not None:
+            raise InputError("no draft fits into the model's context: give a gamma, or no drafter.")
         return request
 
     def _step(self, request: Request, depth: int) -> Timing:
         self._depth = depth
-        return self._engine.step([request])[0].timing
+        (step,) = self._engine.step([request])
+        if step.error is not None:
+            raise InputError(step.error)
+        return step.timing
 
 
 class _Given:
@@ -167,4 +172,4 @@ class _Given:
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         """The last tokens of the text once more."""
-        return [chain(ask.context[len(ask.context) - ask.depth :]) for ask in asks]
+        return [chain(ask.context[max(0, len(ask.context) - ask.depth) :]) for ask in asks]

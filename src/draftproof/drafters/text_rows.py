@@ -1,7 +1,7 @@
 """What a reduced output head lacks of a text's own words: rows of the target's head for the tokens of the context.
 
 A head of the most frequent tokens misses names and rare words, and those that a text has used it uses again: of the
-tokens that SmolLM2-135M writes and a head of 16,384 lacks, six in ten stand in the context (docs/log.md).
+tokens that SmolLM2-135M writes and a head of 16,384 lacks, three in four stand in the context (docs/log.md).
 """
 
 from __future__ import annotations
