@@ -45,6 +45,25 @@ def test_a_row_without_a_softmax_is_nan_throughout(scores: list[float], filters:
     assert torch.softmax(torch.tensor([scores]), -1).isnan().all()
 
 
+@pytest.mark.parametrize("isa", _kernels.isas())
+@pytest.mark.parametrize("size", [*SIZES, 256, 257, 49_152])
+def test_the_best_token_and_its_share(size: int, isa: str) -> None:
+    for seed in range(20):
+        scores = random_scores(1, size, seed, 5)[0]
+        if seed % 2:
+            scores = scores.round()  # many ties
+        if seed % 3 == 0:
+            scores[: size // 2] = float("-inf")
+        token, share = _kernels.best(scores.numpy(), isa)
+        assert token == int(scores.numpy().argmax())
+        assert share == pytest.approx(float(torch.softmax(scores.double(), 0)[token]), rel=3e-5)
+
+
+@pytest.mark.parametrize("scores", [[], [float("-inf")] * 20, [1.0] * 19 + [float("nan")], [float("inf")] + [0.0] * 19])
+def test_a_row_without_a_softmax_has_no_best_token(scores: list[float]) -> None:
+    assert kernels.best(np.array(scores, np.float32))[0] == -1
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("filters", [Filters(0.7), Filters(1.0, 0.9, 0.01)])
 def test_a_row_has_the_same_bits_in_any_company(size: int, filters: Filters) -> None:

@@ -28,6 +28,7 @@ extern const Kernels table{
     mix,
     fold,
     probabilities,
+    best,
     residual,
     compare,
     draw,

@@ -83,9 +83,10 @@ struct Kernels {
   // Adds that of further keys; a share whose sum is zero is empty.
   void (*fold)(float* total, const float* share, int width);
   // Rows over the vocabulary (vocabulary.h): softmax of scores / temperature, NaN throughout for a row that has none;
-  // out = (scale * p - q)+ with its mass; that mass and the sum of min(p, q); the token at a quantile, -1 for a row
+  // the first token of the largest score and its part of a softmax, -1 for a row that has none; out = (scale * p - q)+ with its mass; that mass and the sum of min(p, q); the token at a quantile, -1 for a row
   // without mass.
   void (*probabilities)(const float* scores, int n, float inverse_temperature, float* out);
+  int (*best)(const float* scores, int n, float* share);
   double (*residual)(const float* p, const float* q, float scale, int n, float* out);
   void (*compare)(const float* p, const float* q, float scale, int n, double* mass, double* overlap);
   int (*draw)(const float* row, int n, double u);

@@ -43,6 +43,12 @@ void distributions(Rows scores, float temperature, double top_p, float min_p, Ro
   }
 }
 
+std::pair<int, float> best(Row scores, const char* isa) {
+  std::pair<int, float> found{-1, 0.0f};
+  if (scores.shape(0) > 0) found.first = kernels(isa).best(scores.data(), size_of(scores), &found.second);
+  return found;
+}
+
 double residual(Row p, Row q, float scale, RowOut out, const char* isa) {
   require(p.shape(0) == q.shape(0) && p.shape(0) == out.shape(0));
   return kernels(isa).residual(p.data(), q.data(), scale, size_of(p), out.data());
@@ -74,6 +80,7 @@ double uniform(std::uint64_t seed, std::uint64_t position, std::uint64_t use, st
 
 void bind_vocabulary(nb::module_& m) {
   m.def("distributions", &distributions, "scores"_a, "temperature"_a, "top_p"_a, "min_p"_a, "out"_a, "isa"_a = "auto");
+  m.def("best", &best, "scores"_a, "isa"_a = "auto");
   m.def("residual", &residual, "p"_a, "q"_a, "scale"_a, "out"_a, "isa"_a = "auto");
   m.def("compare", &compare, "p"_a, "q"_a, "scale"_a, "isa"_a = "auto");
   m.def("draw", &draw, "row"_a, "u"_a, "isa"_a = "auto");

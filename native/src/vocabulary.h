@@ -72,6 +72,28 @@ inline float top_score(const float* scores, int n) {
   return whole && top != -__builtin_inff() ? top : __builtin_nanf("");
 }
 
+// The first token of the largest score, and its part of a softmax; -1 where `top_score` is NaN.
+inline int best(const float* scores, int n, float* share) {
+  const float top = top_score(scores, n);
+  if (top != top) return -1;
+  const V16 shift = splat(top), lowest = splat(kLowest);
+  *share = static_cast<float>(1.0 / block_sums(n, [&](int i, int left) __attribute__((always_inline)) {
+    const V16 x = load_part(scores + i, left, -__builtin_inff()) - shift;
+    return keep_above(exp(x), x, lowest);
+  }));
+  for (int from = 0; from < n; from += kBlock) {
+    V16 most = splat(-__builtin_inff());
+    const int to = smaller(from + kBlock, n);
+    each_vector(from, to, [&](int i, int left) __attribute__((always_inline)) {
+      most = max(most, load_part(scores + i, left, -__builtin_inff()));
+    });
+    if (lane_max(most) < top) continue;
+    for (int i = from; i < to; ++i)
+      if (scores[i] == top) return i;
+  }
+  return -1;
+}
+
 inline void scale_row(float* row, int n, float factor) {
   const V16 scale = splat(factor);
   each_vector(0, n, [&](int i, int left) __attribute__((always_inline)) {

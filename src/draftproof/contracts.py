@@ -133,6 +133,7 @@ class Twin:
     Its calls name its last layer as their exit, so that what they write stays behind the other's entries.
     ids    [K] int64, ascending: the tokens its head knows; None: all
     bytes  of its weights, those it shares with the other left out
+    ahead  guessed tokens that a call may carry at a small part of its cost, in trees; 0: none
     whole  (segments, for each (ids [E], rows [E, H] float32 of the other's head) or None) -> logits [R, V] of one call,
            -inf for tokens that neither has; None: the logits of `model` stand for `ids` alone
     """
@@ -141,6 +142,7 @@ class Twin:
     ids: Tensor | None
     bytes: int
     whole: Callable[[Sequence[Segment], Sequence[tuple[Tensor, Tensor] | None]], list[Tensor]] | None = None
+    ahead: int = 0
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,9 @@ class _Bench:
 
     def __init__(self, target: Model, drafts: Sequence[Drafter], context: int) -> None:
         self.context = context
-        self._given = _Fixed(target, _Given(), context)
-        self._drafts = {part.name: _Fixed(target, part, context) for part in drafts}
+        self._given = _Fixed(target, _Given(), context, 0.0)
+        # Drawn texts hardly repeat themselves, so that no draft is cheap because look-up guesses it.
+        self._drafts = {part.name: _Fixed(target, part, context, 1.0) for part in drafts}
 
     def costs(self, others: Sequence[int], seconds: float) -> Costs:
         """In rounds of all counts, for as long as the seconds last.
@@ -121,7 +122,8 @@ class _Bench:
 class _Fixed:
     """A request whose drafter is asked for so many tokens, whatever is wanted. One that has ended begins again."""
 
-    def __init__(self, target: Model, part: Drafter, context: int) -> None:
+    def __init__(self, target: Model, part: Drafter, context: int, temperature: float) -> None:
+        self._params = SamplingParams(max_tokens=2**31, temperature=temperature, seed=0)
         self.name, self.layers, self.draws, self.branches = part.name, part.layers, part.draws, part.branches
         self.gamma, self.start, self._part, self._depth = part.gamma, part.start, part, 0
         self._prompt = [(7 * i + 1) % target.vocab_size for i in range(context)]
@@ -139,7 +141,7 @@ class _Fixed:
         return self._step(self._request, depth)
 
     def _begin(self) -> Request:
-        request = self._engine.submit(self._prompt, SamplingParams(max_tokens=2**31, seed=0))
+        request = self._engine.submit(self._prompt, self._params)
         while len(request.context) == len(self._prompt) and request.finish_reason is None:
             self._step(request, 0)
         self._step(request, _DRAFT_DEPTHS[0])  # a drafter's first call reads the text

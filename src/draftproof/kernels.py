@@ -51,6 +51,12 @@ def distributions(scores: Floats, filters: Filters, out: Floats) -> None:
     _compiled().distributions(scores, *filters, out)
 
 
+def best(scores: Floats) -> tuple[int, float]:
+    """(first token of the largest score [V], its part of a softmax); -1 for a row without one, or with NaN."""
+    token, share = _compiled().best(scores)
+    return int(token), float(share)
+
+
 def draw(row: Floats, u: float) -> int:
     """`rng.draw`: the token at the quantile u of the row [V]."""
     return int(_compiled().draw(row, u))

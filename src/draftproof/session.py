@@ -69,20 +69,22 @@ class Session:
         self._remember(proposal, 0)
         return segment
 
-    def plan_exit(self, context: Sequence[int]) -> Segment:
-        """For a call with `exit_layer`: the fresh tokens become shallow entries; one row, the context's end."""
+    def plan_exit(self, context: Sequence[int], proposal: Proposal | None = None) -> Segment:
+        """For a call with `exit_layer`: what is fed becomes shallow entries; rows as in `plan`."""
+        proposal = self._nothing if proposal is None else proposal
         self.go_back(context)
         fresh = self._fresh(context)
-        self._remember(self._nothing, len(fresh))
-        return Segment(self.cache, fresh, _behind(len(fresh), ()), 1)
+        self._remember(proposal, len(fresh))
+        tokens = torch.cat([fresh, proposal.tokens]) if len(proposal) else fresh
+        return Segment(self.cache, tokens, _behind(len(fresh), proposal.parents), 1 + len(proposal))
 
-    def plan_borrowed(self, context: Sequence[int]) -> Segment:
+    def plan_borrowed(self, context: Sequence[int], proposal: Proposal | None = None) -> Segment:
         """As `plan_exit`, for a call of another model with the same caches, whose exit is its last layer.
 
         What it writes stands behind the target's own entries and is dropped by the next plan, never taken up: only
         what the target computed counts as text. Feed all but the context's last token beforehand (`catch_up`).
         """
-        segment = self.plan_exit(context)
+        segment = self.plan_exit(context, proposal)
         self._borrowed = True
         return segment
 

@@ -32,46 +32,54 @@ class GrowingChain:
         self._rows: Any = None
         self.proposal = Proposal(self._tokens[:0], ())
 
-    def grow(self, logits: Tensor) -> None:
-        """Add a token; logits [1, V] behind the last one. The chain ends where no token may follow."""
+    @property
+    def left(self) -> int:
+        """Tokens that may still be added."""
+        return self._levels - len(self.proposal)
+
+    def grow(self, logits: Tensor, guess: int | None = None) -> bool:
+        """Add a token; logits [1, V] behind the last one. The chain ends where no token may follow.
+
+        guess: behind that token the next row is there already, so that nobody is asked whether it is worth its cost.
+        Returns whether the chain goes on with that row.
+        """
         ask, level = self._ask, len(self.proposal)
         scores = ask.policy.scores(logits, ask.context, self.proposal, [level - 1])
-        numbers = scores.numpy()[0]
-        token = int(numbers.argmax()) if self._by_score else self._drawn(scores, level)
-        if token < 0 or not numbers[token] > float("-inf"):
+        token, sure = _best(scores) if self._by_score else self._drawn(scores, level)
+        if token < 0:
             self.done = True
         else:
             self._ids[level] = token
             level += 1
             self.done = level == self._levels
             if ask.go_on is not None:
-                self._sure.append(_share(scores, token) if self._by_score else float(self._rows[level - 1, token]))
-                self.done |= not ask.go_on(self._sure[-1])
+                self._sure.append(sure)
+                self.done |= not ask.go_on(sure) and token != guess
         rows = torch.from_numpy(self._rows[:level]) if self.done and level and not self._by_score else None
-        parents, sure = tuple(range(-1, level - 1)), tuple(self._sure)
-        self.proposal = Proposal(self._tokens[:level], parents, rows, ask.coupled, confidence=sure)
+        parents, confidence = tuple(range(-1, level - 1)), tuple(self._sure)
+        self.proposal = Proposal(self._tokens[:level], parents, rows, ask.coupled, confidence=confidence)
+        return token == guess and not self.done
 
-    def _drawn(self, scores: Tensor, level: int) -> int:
-        """A token of the row of these scores, which is kept; -1 for a row that none can be taken of."""
-        ask, at = self._ask, len(self._ask.context)
+    def _drawn(self, scores: Tensor, level: int) -> tuple[int, float]:
+        """A token of the row of these scores, which is kept, and its probability; -1 where none may follow."""
+        ask, at, numbers = self._ask, len(self._ask.context), scores.numpy()
         if self._rows is None:
-            numbers = scores.numpy()
             self._rows = np.empty((self._levels, numbers.shape[1]), numbers.dtype)
-        filters, key = filters_of(ask.policy, scores), Key(at, "draft", level)
+        row, filters, key = self._rows[level], filters_of(ask.policy, scores), Key(at, "draft", level)
         if filters is None or type(ask.source) is not PhiloxSource:
-            row = proper(ask.policy.probabilities(scores))[0]
-            self._rows[level] = row.numpy()
-            return int(ask.source.ranked(row, 1, at + level)[0] if ask.coupled else ask.source.draw(row, key))
-        kernels.distributions(scores.numpy(), filters, self._rows[level : level + 1])
-        if ask.coupled:
-            return ask.source.race(self._rows[level], at + level)
-        return kernels.draw(self._rows[level], ask.source.uniform(key))
+            made = proper(ask.policy.probabilities(scores))[0]
+            row[:] = made.numpy()
+            token = int(ask.source.ranked(made, 1, at + level)[0] if ask.coupled else ask.source.draw(made, key))
+        else:
+            kernels.distributions(numbers, filters, row[None])
+            token = ask.source.race(row, at + level) if ask.coupled else kernels.draw(row, ask.source.uniform(key))
+        never = token < 0 or not numbers[0, token] > float("-inf")
+        return (-1, 0.0) if never else (token, float(row[token]))
 
 
-def _share(scores: Tensor, token: int) -> float:
-    """The token's part of a softmax over the scores [1, V]."""
-    if not kernels.usable(scores):
-        return float(torch.softmax(scores[0].float(), -1)[token])
-    row = torch.empty_like(scores)
-    kernels.distributions(scores.numpy(), kernels.Filters(1.0), row.numpy())
-    return float(row[0, token])
+def _best(scores: Tensor) -> tuple[int, float]:
+    """The token of the best score [1, V] and its part of a softmax; -1 where none may follow."""
+    if kernels.usable(scores):
+        return kernels.best(scores.numpy()[0])
+    token = int(scores[0].argmax())
+    return (token if scores[0, token] > float("-inf") else -1), float(torch.softmax(scores[0].float(), -1)[token])

@@ -143,8 +143,11 @@ class Growing:
 
 
 def _growing(ask: Ask, shape: Shape, device: torch.device) -> Growing | GrowingChain:
-    if shape.branches or device.type != "cpu":
-        return Growing(ask, shape, device)
+    return Growing(ask, shape, device) if shape.branches or device.type != "cpu" else growing_chain(ask, shape)
+
+
+def growing_chain(ask: Ask, shape: Shape) -> GrowingChain:
+    """A chain of this shape on a CPU."""
     by_score = ask.policy.greedy or (shape.scheme == "chosen" and not ask.coupled)
     return GrowingChain(ask, min(ask.depth, shape.gamma), by_score)
 

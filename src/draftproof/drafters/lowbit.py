@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from draftproof.contracts import Ask, DraftSession, Model, Twin
-from draftproof.drafters.children import Shape, grow_all
+from draftproof.drafters.ahead import Ahead, Guesses, grow_ahead
+from draftproof.drafters.children import Shape, grow_all, growing_chain
 from draftproof.drafters.text_rows import TextRows, text_rows
 from draftproof.session import Session, catch_up
 from draftproof.types import InputError, Output, Proposal, Segment
@@ -43,21 +44,26 @@ class LowBitDrafter:
 
     def start(self, target: Any) -> DraftSession:
         """Shares the request's session in the target."""
-        if self._beyond is None:
-            return _SharedSession(target, None)
-        return _SharedSession(target, TextRows(*self._beyond, self._target.device))
+        rows = None if self._beyond is None else TextRows(*self._beyond, self._target.device)
+        return _SharedSession(target, rows, Guesses(self.twin.ahead))
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         """One call of the twin a level, for all requests together."""
         own = [ask.session for ask in asks if isinstance(ask.session, _SharedSession)]
         sessions, contexts = [one.shared for one in own], [ask.context for ask in asks]
         catch_up(self._target, sessions, contexts)
-        segments = [session.plan_borrowed(context) for session, context in zip(sessions, contexts, strict=True)]
         rows = {id(one.shared.cache): one.rows for one in own if one.rows is not None}
         for one, context in zip(own, contexts, strict=True):
             if one.rows is not None:
                 one.rows.read(context)
-        return grow_all(asks, self._shape, sessions, segments, partial(self._call, rows))
+        call = partial(self._call, rows)
+        if not self.branches and self.twin.ahead:
+            return grow_ahead([self._ahead(ask, one) for ask, one in zip(asks, own, strict=True)], call)
+        segments = [session.plan_borrowed(context) for session, context in zip(sessions, contexts, strict=True)]
+        return grow_all(asks, self._shape, sessions, segments, call)
+
+    def _ahead(self, ask: Ask, own: _SharedSession) -> Ahead:
+        return Ahead(ask, own.shared, own.guesses, growing_chain(ask, self._shape))
 
     def _call(self, rows: Mapping[int, TextRows], segments: Sequence[Segment]) -> list[Tensor]:
         last, texts = self._target.num_layers, [rows.get(id(segment.cache)) for segment in segments]
@@ -79,8 +85,8 @@ class LowBitDrafter:
 
 
 class _SharedSession:
-    def __init__(self, target: Session, rows: TextRows | None) -> None:
-        self.shared, self.rows = target, rows
+    def __init__(self, target: Session, rows: TextRows | None, guesses: Guesses) -> None:
+        self.shared, self.rows, self.guesses = target, rows, guesses
 
     def observe(self, context: Sequence[int], drafted: Sequence[int], hidden: Tensor | None) -> None:
         """Nothing of its own to keep."""

@@ -74,7 +74,7 @@ class ToyModel:
         near = (self._seed, 1 - 2.0 ** (1 - settings.bits))
         twin = _Narrow(self._seed + 104729, self.vocab_size, self._order, near, self.max_context, self._dtype)
         twin.ids = vocabulary(self.vocab_size, settings, calibration.always, ())
-        return Twin(twin, twin.ids, 0)
+        return Twin(twin, twin.ids, 0, ahead=2)
 
     def row(self, prefix: Sequence[int], exit_layer: int | None = None) -> Tensor:
         """[V] logits behind the prefix; a shared tensor, not to be written to."""
