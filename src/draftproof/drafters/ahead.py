@@ -40,7 +40,9 @@ class Guesses:
         last = [*context[-_LONGEST:], *drafted][-_LONGEST:]
         for skipped in range(len(last)):
             if start := self._behind.get(tuple(last[skipped:])):
-                return list(context[start : start + max(0, min(most, self._most))])
+                # Behind a single token that matches, the third guess is reached as rarely as its row costs.
+                count = min(most, self._most, 1 + len(last) - skipped)
+                return list(context[start : start + max(0, count)])
         return []
 
 
