@@ -33,6 +33,7 @@ class Proposal:
     drafter  who made it, where that is not the engine's drafter itself
     confidence  of a chain, if its drafter can say: its own chance of token i. Chosen tokens may be cut for it,
              drawn ones never
+    guessed  so many of the tokens needed no call of the drafter's model, since look-up had guessed them
     """
 
     tokens: Tensor
@@ -41,6 +42,7 @@ class Proposal:
     coupled: bool = False
     drafter: str = ""
     confidence: tuple[float, ...] = ()
+    guessed: int = 0
 
     def __post_init__(self) -> None:
         n = len(self.parents)

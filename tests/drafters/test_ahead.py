@@ -10,17 +10,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from toys import shared_target
+from toys import run, shared_target
 
 from draftproof.contracts import Ask
 from draftproof.drafters.ahead import Guesses
 from draftproof.drafters.children import Shape
+from draftproof.drafters.cost_curves import Costs, Curve
+from draftproof.drafters.length import AutoLength
 from draftproof.drafters.lowbit import LowBitDrafter
+from draftproof.drafters.null import NullDrafter
+from draftproof.engine import Engine
 from draftproof.fast_sampling import FastSampler
 from draftproof.models.lowbit.settings import Calibration, LowBit
 from draftproof.rng import PhiloxSource
 from draftproof.session import Session
-from draftproof.types import Output, Proposal, SamplingParams
+from draftproof.types import Output, Proposal, SamplingParams, chain
+from draftproof.verify import CoupledRule
 
 PARAMS = {
     "greedy": SamplingParams(),
@@ -96,6 +101,7 @@ def test_a_guess_that_is_right_saves_a_call(wrong: Sequence[int], calls: int) ->
     session.guesses = Told(tokens, 3)  # type: ignore[attr-defined]
     (proposal,) = made.propose([Ask(session, REPEATS, 6, FastSampler(PARAMS["greedy"], 2), PhiloxSource(7))])
     assert torch.equal(proposal.tokens, plain.tokens) and counting.calls == calls
+    assert proposal.guessed == 6 - calls
 
 
 def test_nobody_is_asked_to_pay_for_a_row_that_is_there() -> None:
@@ -128,3 +134,50 @@ def test_a_text_read_bit_by_bit_is_the_text_read_at_once(text: list[int], drafte
     starts = [i for i in range(1, len(text)) if text[i - 1] == end[-1]]
     assert bool(guess) == (bool(starts) and most > 0)
     assert not guess or any(text[i : i + len(guess)] == guess for i in starts)
+
+
+class Guessing:
+    """Proposes the plain text with every sixth token wrong; look-up guesses a share of its tokens behind the first."""
+
+    name, layers, draws, branches, gamma = "told", (), False, False, 16
+
+    def __init__(self, text: Sequence[int], share: float) -> None:
+        self.text, self.share = [(token + (i % 6 == 0)) % 16 for i, token in enumerate(text)], share
+
+    def start(self, target: Any) -> Guessing:
+        return self
+
+    def observe(self, context: Sequence[int], drafted: Sequence[int], hidden: Any) -> None:
+        pass
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        return [self._one(self.text[len(ask.context) :][: ask.depth]) for ask in asks]
+
+    def _one(self, tokens: Sequence[int]) -> Proposal:
+        return replace(chain(tokens), guessed=round(self.share * max(0, len(tokens) - 1)))
+
+
+DEAR = Costs(Curve(((1, 1.0), (17, 1.1))), {"told": Curve(((1, 0.3), (16, 7.0)))})
+
+
+def test_tokens_that_look_up_guesses_are_cheap() -> None:
+    """A draft whose tokens cost half a plain step, unless most of them need no call."""
+    plain = Engine(shared_target(), NullDrafter(), CoupledRule())
+    text = [0, 1, 0, *run(plain, SamplingParams(max_tokens=300))[0]]
+    drafted = []
+    for share in (0.0, 0.9):
+        engine = Engine(shared_target(), AutoLength([], [Guessing(text, share)], DEAR), CoupledRule())
+        written, steps = run(engine, SamplingParams(max_tokens=200))
+        assert written == text[3:203]
+        drafted.append(sum(step.num_draft_tokens for step in steps) / len(steps))
+    assert drafted[1] > 1.5 * drafted[0]
+
+
+@given(st.floats(0, 1))
+def test_costs_of_a_draft_some_of_whose_tokens_need_no_call(share: float) -> None:
+    costs = DEAR.called({"told": share})
+    assert costs.verify == DEAR.verify and costs.draft(1, "told") == DEAR.draft(1, "told")
+    for depth in (2, 7, 16):
+        further = DEAR.draft(depth, "told") - DEAR.draft(1, "told")
+        assert costs.draft(depth, "told") - costs.draft(1, "told") == pytest.approx(share * further)
+    assert [DEAR.called({}).draft(depth, "told") for depth in (1, 9)] == [DEAR.draft(depth, "told") for depth in (1, 9)]

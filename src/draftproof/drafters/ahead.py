@@ -8,6 +8,7 @@ guess that is the token taken has its row already. So guesses change what a draf
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -56,6 +57,12 @@ class Ahead:
         self._parents: list[int] = []
         self._end = -1  # node of the chain's last token that has been fed
         self._guessed: list[int] = []
+        self._right = 0
+
+    @property
+    def proposal(self) -> Proposal:
+        """The chain so far."""
+        return replace(self.grown.proposal, guessed=self._right)
 
     def begin(self) -> Segment:
         """The context's end, and guesses behind it."""
@@ -73,6 +80,7 @@ class Ahead:
             if not self.grown.grow(logits[i : i + 1], guess):
                 return
             self._end = first + i
+            self._right += 1
 
     def _with_guesses(self) -> Proposal:
         drafted = self.grown.proposal.tokens.tolist()
@@ -97,4 +105,4 @@ def grow_ahead(chains: Sequence[Ahead], call: Callable[[Sequence[Segment]], Sequ
             one.grow(logits)
         live = [one for one in live if not one.grown.done]
         segments = [one.more() for one in live]
-    return [one.grown.proposal for one in chains]
+    return [one.proposal for one in chains]

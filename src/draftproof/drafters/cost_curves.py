@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 _FADE = 0.95
@@ -73,6 +74,12 @@ class Costs:
         known = (self.further, other.further)
         further = known[0].toward(known[1], share) if known[0] and known[1] else None
         return Costs(between(self.verify, other.verify, share), drafts, self.context, further)
+
+    def called(self, shares: Mapping[str, float]) -> Costs:
+        """Where only that share of a drafter's tokens behind its first needs a call of its model."""
+        first = {name: Curve(((1, curve.at(1)),)) for name, curve in self.drafts.items()}
+        drafts = {name: between(first[name], curve, shares.get(name, 1.0)) for name, curve in self.drafts.items()}
+        return replace(self, drafts=drafts)
 
     def draft(self, depth: int, drafter: str) -> float:
         """Seconds of drafting so many tokens; none for a drafter that looks up."""

@@ -32,6 +32,7 @@ _DEEPEST_CLASS = 8
 _FIRST_WAIT = 8
 _LONGEST_WAIT = 256
 _STRETCH = 64  # tokens of context over which costs count as the same
+_GUESSED = -1.0  # a class of tokens that is no depth and no confidence
 _NONE: Mapping[str, float] = MappingProxyType({})
 
 
@@ -58,7 +59,7 @@ class AutoLength:
         self.parts = parts = (*looks, *drafts)
         self.guesses, self.clock, self.tuned = guesses, clock, Tuned(costs)
         self.looks, self.drafts, self.costs = tuple(looks), tuple(drafts), costs
-        self._behind = lru_cache(maxsize=256)(costs.behind)
+        self._measured = lru_cache(maxsize=256)(lambda length, shares: costs.behind(length).called(dict(shares)))
         self.name = "+".join(part.name for part in parts)
         self.layers = tuple(sorted({layer for part in parts for layer in part.layers}))
         self.draws, self.branches = any(part.draws for part in parts), any(part.branches for part in parts)
@@ -95,11 +96,15 @@ class AutoLength:
     def _now(self) -> float:
         return 0.0 if self.clock is None else self.clock()
 
-    def costs_for(self, ask: Ask) -> Costs | Tuned:
-        """Those measured where another length would be another text: the clock must not decide on that."""
+    def costs_for(self, ask: Ask, guessed: Callable[[str], float]) -> Costs | Tuned:
+        """Those measured where another length would be another text: the clock must not decide on that.
+
+        guessed: the share of a drafter's tokens that look-up guesses in this request.
+        """
         if self.clock is not None and _free(ask):
             return self.tuned
-        return self._behind(len(ask.context) // _STRETCH * _STRETCH)
+        shares = tuple((part.name, 1 - class_of(guessed(part.name))) for part in self.drafts)
+        return self._measured(len(ask.context) // _STRETCH * _STRETCH, shares)
 
 
 class _Sized:
@@ -120,7 +125,7 @@ class _Sized:
     def settle(self, ask: Ask, looked: Sequence[Proposal], requests: int) -> Choice:
         """What pays best now. Lengths that could change the text must not depend on who else is in the call."""
         alike = requests if _free(ask) else 1
-        drafter, costs = self.drafter, self.drafter.costs_for(ask)
+        drafter, costs = self.drafter, self.drafter.costs_for(ask, lambda name: self.odds.chance(name, _GUESSED, 0.0))
         if self.pace is None:
             self.pace = Pace(_FIRST_WAIT, _FIRST_WAIT * costs.step(0, ""))
         rate = self.pace.rate
@@ -164,6 +169,8 @@ class _Sized:
         """A part's proposal, whose length is known only now."""
         if proposal.confidence:
             self._telling.add(choice.drafter)
+        for number in range(len(proposal) - 1):
+            self.odds.learn(choice.drafter, _GUESSED, number < proposal.guessed)
         self._cost = self._price(len(proposal))
         return replace(proposal, drafter=choice.drafter)
 
