@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from draftproof import catalog
 from draftproof.catalog import Place
 from draftproof.cli import setup
 from draftproof.cli.options import ModelOptions
-from draftproof.memory import Need, Room, listed, machine_room, refuse_beyond, room_on
+from draftproof.memory import Need, Room, give_back, listed, machine_room, refuse_beyond, room_on
 from draftproof.models import native
 from draftproof.models.hf import HfModel
 from draftproof.models.hf_need import need as hf_need
@@ -184,3 +186,19 @@ def test_a_prompt_that_grew_too_long_is_refused_by_its_cache(folder: Path) -> No
 @pytest.mark.gpu
 def test_a_gpu_says_what_it_has() -> None:
     assert Place(device="cuda").device == "cuda" and room_on("cuda").free > 100 * MB
+
+
+def resident() -> int:
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries return what is free by themselves")
+def test_what_lies_free_between_pieces_that_stay_is_given_back() -> None:
+    """200 MB in pieces of 8 KB, of which every hundredth stays."""
+    pieces = [torch.ones(2048) for _ in range(25_000)]
+    stay = pieces[::100]
+    del pieces
+    before = resident()
+    assert give_back()
+    assert before - resident() > 100 * MB and all(bool(piece.all()) for piece in stay)

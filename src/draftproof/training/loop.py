@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from draftproof.drafters.eagle_write import Origin
+from draftproof.memory import give_back
 from draftproof.stats import Stats
 from draftproof.training import checkpoint
 from draftproof.training.course import Course, Lesson
@@ -122,6 +123,7 @@ class Training:
                 if self.share() * self.schedule.evaluations >= due or self.share() >= 1:
                     self.examine()
             self._save()
+            give_back()
             on_progress(self.share(), self.standing)
         return self.standing
 
